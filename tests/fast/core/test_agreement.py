@@ -161,7 +161,7 @@ def true_calls(world: World, rank: int) -> list[tuple[int, str]]:
 
 @settings(max_examples=120)
 @given(data=st.data(), size=st.integers(2, 5), total=st.integers(1, 12), goes_on=st.booleans())
-def test_every_rank_returns_true_at_the_same_calls_for_the_same_reasons(
+def test_agreement_any_order_of_events_stops_all_ranks_at_the_same_calls(
     data: st.DataObject, size: int, total: int, goes_on: bool
 ) -> None:
     world = worlds(data, size, total, goes_on=goes_on)
@@ -172,7 +172,7 @@ def test_every_rank_returns_true_at_the_same_calls_for_the_same_reasons(
 
 @settings(max_examples=60)
 @given(data=st.data(), size=st.integers(2, 5))
-def test_what_is_asked_for_is_answered_by_a_later_call_of_that_rank(data: st.DataObject, size: int) -> None:
+def test_agreement_request_stops_a_later_call_of_its_rank(data: st.DataObject, size: int) -> None:
     world = worlds(data, size, 1000, goes_on=True)
     for rank, results in enumerate(world.results):
         if results and (last := results[-1]) is not None and last.is_preemption:
@@ -186,7 +186,7 @@ def test_what_is_asked_for_is_answered_by_a_later_call_of_that_rank(data: st.Dat
 
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), size=st.integers(2, 5))
-def test_a_request_stops_ranks_in_step_at_most_two_calls_later(seed: int, size: int) -> None:
+def test_agreement_ranks_in_step_stop_at_most_two_calls_later(seed: int, size: int) -> None:
     """In step: a call begins on no rank before the one before has begun on all, as with a collective a step."""
     rng = random.Random(seed)
     world, asked = World(size, 40), 0
@@ -202,7 +202,7 @@ def test_a_request_stops_ranks_in_step_at_most_two_calls_later(seed: int, size: 
     assert len(calls) == 1 and calls.pop() <= asked + 2
 
 
-def test_a_rank_alone_stops_at_its_next_call() -> None:
+def test_agreement_single_rank_stops_at_its_next_call() -> None:
     chief, side = ChiefState([0]), RankState()
     chief.on_request("mine", side.round)
     assert chief.on_request(SIGNAL, side.round) == frozenset()
@@ -213,7 +213,7 @@ def test_a_rank_alone_stops_at_its_next_call() -> None:
     assert side.pending_stop() == side.pending_stop() == stop
 
 
-def test_a_request_that_comes_late_is_answered_by_the_stop_that_was_decided() -> None:
+def test_chief_state_late_request_belongs_to_the_decided_stop() -> None:
     chief = ChiefState([0, 1])
     assert chief.on_request("first", 0) == {0, 1}
     assert chief.on_answer(0, 4) is None
@@ -224,7 +224,7 @@ def test_a_request_that_comes_late_is_answered_by_the_stop_that_was_decided() ->
     assert chief.on_answer(1, 5) == Stop(7, "third"), "no two stops at one call"
 
 
-def test_a_script_that_goes_on_after_its_own_stop_is_stopped_again() -> None:
+def test_agreement_script_that_continues_after_its_stop_stops_again() -> None:
     side = RankState()
     side.on_stop(Stop(2, "mine"))
     side.on_stop(Stop(3, SIGNAL))

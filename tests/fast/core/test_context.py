@@ -23,7 +23,7 @@ def _run(home: Path) -> RunRecord:
     return read_run(folder)
 
 
-def test_first_and_last_line_say_how_to_go_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_context_notices_have_the_command_to_resume(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with core.init() as ctx:
         run_id = ctx.run_id
     first, *_, last = capsys.readouterr().err.strip().splitlines()
@@ -36,7 +36,7 @@ def test_first_and_last_line_say_how_to_go_on(home: Path, capsys: pytest.Capture
     assert f"DET_CORE_RESUME={run_id}" in last and "failed (ValueError: mine)" in last
 
 
-def test_the_users_error_comes_out_as_it_is(home: Path) -> None:
+def test_context_user_error_is_raised_unchanged(home: Path) -> None:
     error = KeyError("mine")
     with pytest.raises(KeyError) as e, core.init():
         raise error
@@ -44,7 +44,7 @@ def test_the_users_error_comes_out_as_it_is(home: Path) -> None:
     assert _run(home).state == "failed"
 
 
-def test_every_part_closes_though_one_fails(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_failing_part_does_not_keep_others_open(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = core.init()
     ctx.train.report_training_metrics(1, {"loss": 1.0})
 
@@ -61,7 +61,7 @@ def test_every_part_closes_though_one_fails(home: Path, monkeypatch: pytest.Monk
     ctx.close()  # closing again is nothing
 
 
-def test_a_failure_to_close_does_not_hide_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_failure_does_not_hide_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="mine") as e, core.init() as ctx:
         monkeypatch.setattr(ctx.profiler, "close", lambda: 1 / 0)
         raise ValueError("mine")
@@ -69,7 +69,7 @@ def test_a_failure_to_close_does_not_hide_the_users_error(monkeypatch: pytest.Mo
         assert "ZeroDivisionError" in e.value.__notes__[0]
 
 
-def test_invalid_hp_alone(home: Path) -> None:
+def test_invalid_hp_on_single_rank_exits_with_status_0(home: Path) -> None:
     with pytest.raises(SystemExit) as e, core.init():
         raise InvalidHP("lr too large")
     assert e.value.code == 0
@@ -110,7 +110,7 @@ def test_invalid_hp_of_one_rank_ends_all_with_status_0(home: Path, tmp_path: Pat
     assert "Traceback" not in "".join(ranks.output(r) for r in range(4) if r != 2)
 
 
-def test_a_rank_that_fails_is_named_to_the_others() -> None:
+def test_context_failed_rank_is_named_on_the_others() -> None:
     def rank(distributed: core.DistributedContext) -> str:
         with core.init(distributed=distributed) as ctx:
             if distributed.rank == 1:
@@ -131,7 +131,7 @@ def test_a_rank_that_fails_is_named_to_the_others() -> None:
     assert "rank 1" in said[0] and "out of data" in said[0]
 
 
-def test_a_second_writer_is_told_who_writes() -> None:
+def test_init_run_in_use_names_its_writer() -> None:
     import os
     import socket
 
@@ -141,7 +141,7 @@ def test_a_second_writer_is_told_who_writes() -> None:
         assert str(os.getpid()) in str(e.value) and socket.gethostname() in str(e.value)
 
 
-def test_an_error_of_the_chief_reaches_every_rank() -> None:
+def test_init_error_of_the_chief_is_raised_on_every_rank() -> None:
     def rank(distributed: core.DistributedContext) -> str:
         with pytest.raises(RunNotFound) as e:
             core.init(distributed=distributed, resume="no-such-run")
@@ -152,7 +152,7 @@ def test_an_error_of_the_chief_reaches_every_rank() -> None:
     assert said[1:] == [f"rank 0: {said[0]}"] * 2
 
 
-def test_latest_goes_by_name_and_starts_anew_where_there_is_none() -> None:
+def test_resume_latest_uses_name_and_starts_new_without_one() -> None:
     with core.init(name="a", resume="latest") as a:
         assert a.latest_checkpoint is None
     with core.init(name="b") as b:
@@ -161,7 +161,7 @@ def test_latest_goes_by_name_and_starts_anew_where_there_is_none() -> None:
         assert again.run_id == a.run_id != b.run_id
 
 
-def test_resume_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_variable_selects_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with core.init() as first:
         pass
     monkeypatch.setenv("DET_CORE_RESUME", first.run_id)
@@ -169,7 +169,7 @@ def test_resume_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         assert second.run_id == first.run_id
 
 
-def test_latest_checkpoint_is_the_newest_of_this_run(tmp_path: Path) -> None:
+def test_latest_checkpoint_is_newest_of_this_run(tmp_path: Path) -> None:
     storage = str(tmp_path / "storage")
     with core.init(name="a", checkpoint_storage=storage) as ctx:
         assert ctx.latest_checkpoint is None
@@ -188,7 +188,7 @@ def test_latest_checkpoint_is_the_newest_of_this_run(tmp_path: Path) -> None:
         assert ctx.latest_checkpoint not in (None, newest)
 
 
-def test_rows_after_the_restored_step_are_superseded(home: Path) -> None:
+def test_restore_supersedes_later_rows(home: Path) -> None:
     with core.init(name="s") as ctx:
         for step in range(1, 6):
             ctx.train.report_training_metrics(step, {"loss": 1.0})
@@ -208,7 +208,7 @@ def test_rows_after_the_restored_step_are_superseded(home: Path) -> None:
     assert len(run.rows("training", superseded=True)) == 8
 
 
-def test_a_foreign_checkpoint_supersedes_nothing(home: Path, tmp_path: Path) -> None:
+def test_restore_of_another_runs_checkpoint_supersedes_nothing(home: Path, tmp_path: Path) -> None:
     storage = str(tmp_path / "storage")
     with core.init(name="pretrained", checkpoint_storage=storage) as ctx:
         with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, pretrained):
@@ -238,7 +238,7 @@ def test_alert(home: Path, caplog: pytest.LogCaptureFixture, level: str, logged:
     assert _run(home).records("alert")[0]["title"] == "disk"
 
 
-def test_threads_may_report_at_once(home: Path) -> None:
+def test_report_from_several_threads_keeps_every_row(home: Path) -> None:
     with core.init() as ctx:
 
         def report(group: str) -> None:
@@ -269,14 +269,14 @@ FAILS = """
 """
 
 
-def test_a_run_of_which_one_rank_failed_is_not_completed(home: Path, tmp_path: Path) -> None:
+def test_run_with_one_failed_rank_is_not_completed(home: Path, tmp_path: Path) -> None:
     with running(FAILS, 2, tmp_path) as ranks:
         ranks.wait()
     assert _run(home).state == "failed"
     assert "failed (rank 1: ValueError: my bug)" in ranks.output(0), "the chief says so though it has ended well itself"
 
 
-def test_a_run_of_which_one_rank_died_at_its_end_is_not_completed(home: Path, tmp_path: Path) -> None:
+def test_run_with_one_rank_dead_at_its_end_is_not_completed(home: Path, tmp_path: Path) -> None:
     code = FAILS.replace('raise ValueError("my bug")', "import os, time; time.sleep(1); os._exit(1)")
     code = code.replace("within=600", "within=0")
     with running(code, 2, tmp_path) as ranks:
@@ -284,7 +284,7 @@ def test_a_run_of_which_one_rank_died_at_its_end_is_not_completed(home: Path, tm
     assert _run(home).state == "died"
 
 
-def test_what_a_person_may_not_expect_of_a_resume_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_with_other_arguments_prints_notices(capsys: pytest.CaptureFixture[str]) -> None:
     with core.init(name="a", resume="latest"):
         pass
     assert "no earlier run named a in" in capsys.readouterr().err
@@ -302,7 +302,7 @@ def test_what_a_person_may_not_expect_of_a_resume_is_said(capsys: pytest.Capture
     assert "had 1 rank(s) before, and has 2 now" in capsys.readouterr().err
 
 
-def test_a_run_that_had_completed_is_told_with_its_command(tmp_path: Path) -> None:
+def test_resume_of_completed_run_prints_its_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from det_core import core\ncore.init(name='a', resume='latest').close()\n")
     assert "had completed" not in warm.run(["train.py", "--epochs", "1"], cwd=tmp_path).stdout
     again = warm.run(["train.py", "--epochs", "1"], cwd=tmp_path).stdout
@@ -314,7 +314,7 @@ def test_a_run_that_had_completed_is_told_with_its_command(tmp_path: Path) -> No
     assert "was started, as: python train.py; resuming as" in warm.run(["train.py", "x"], cwd=tmp_path).stdout
 
 
-def test_a_run_records_how_it_was_started(home: Path, tmp_path: Path) -> None:
+def test_run_record_has_command_and_directory(home: Path, tmp_path: Path) -> None:
     git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
     (tmp_path / "train.py").write_text("from det_core import core\ncore.init(name='a', resume='latest').close()\n")
 
@@ -336,7 +336,7 @@ def test_a_run_records_how_it_was_started(home: Path, tmp_path: Path) -> None:
     assert [each["argv"][2:] for each in _run(home).info["restarts"]] == [[], ["--lr", "1"], ["--lr", "2"]]
 
 
-def test_settings_are_recorded(home: Path) -> None:
+def test_set_config_and_hparams_are_recorded(home: Path) -> None:
     hparams = {"lr": 0.1, "model": {"depth": 2}, "data": Path("/data")}
     with core.init(hparams=hparams) as ctx:
         assert (ctx.hparams, ctx.config) == (hparams, None)
@@ -350,7 +350,7 @@ def test_settings_are_recorded(home: Path) -> None:
     assert run.config == {"seed": 2, "device": "<class 'object'>"}
 
 
-def test_interrupted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keyboard_interrupt_is_the_outcome(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), core.init():
         raise KeyboardInterrupt
     assert _run(home).state == "interrupted"
@@ -365,7 +365,7 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_the_command_to_resume_with_starts_the_wrapper_of_a_script(tmp_path: Path, wrapper: str) -> None:
+def test_resume_command_starts_the_wrapper_of_a_script(tmp_path: Path, wrapper: str) -> None:
     (tmp_path / "train.py").write_text("from det_core import core\nwith core.init():\n    raise SystemExit(3)\n")
     (tmp_path / "wrap.py").write_text(WRAPPERS[wrapper])
     words = ["wrap.py", "train.py", "--lr", "1"]
@@ -375,7 +375,7 @@ def test_the_command_to_resume_with_starts_the_wrapper_of_a_script(tmp_path: Pat
     assert command == " ".join(["python", *(words[1:] if wrapper == "runs another script" else words)])
 
 
-def test_the_command_to_resume_with_is_what_was_typed(tmp_path: Path) -> None:
+def test_resume_command_is_the_typed_one(tmp_path: Path) -> None:
     (tmp_path / "counted").mkdir()
     for name in ("__init__.py", "here.py", "__main__.py"):
         (tmp_path / "counted" / name).write_text(

@@ -17,7 +17,7 @@ from support.running_master import Running
 from support.threads import as_ranks
 
 
-def test_the_open_one_is_found_and_a_closed_one_is_not() -> None:
+def test_current_context_finds_open_one_not_closed_one() -> None:
     assert core.current_context() is None
     with core.init() as ctx:
         assert core.current_context() is ctx
@@ -28,7 +28,7 @@ def test_the_open_one_is_found_and_a_closed_one_is_not() -> None:
     assert core.current_context() is None
 
 
-def test_the_innermost_counts_and_then_the_one_around_it() -> None:
+def test_current_context_nested_returns_innermost() -> None:
     with core.init() as outer:
         with core.init() as inner:
             assert core.current_context() is inner
@@ -38,7 +38,7 @@ def test_the_innermost_counts_and_then_the_one_around_it() -> None:
             assert core.current_context() is outer
 
 
-def test_a_thread_finds_the_only_one() -> None:
+def test_current_context_in_thread_returns_the_only_one() -> None:
     found: list[core.Context | None] = []
     with core.init() as ctx:
         thread = threading.Thread(target=lambda: found.append(core.current_context()))
@@ -47,7 +47,7 @@ def test_a_thread_finds_the_only_one() -> None:
     assert found == [ctx]
 
 
-def test_each_rank_that_is_a_thread_finds_its_own_and_nobody_else_any() -> None:
+def test_current_context_with_several_ranks_in_threads_returns_own() -> None:
     everybody_is_in = threading.Barrier(3)
 
     def rank(distributed: core.DistributedContext) -> bool:
@@ -79,7 +79,7 @@ def save(ctx: core.Context, steps: int) -> str:
     return storage_id
 
 
-def test_what_a_bare_run_says() -> None:
+def test_context_of_bare_run_has_its_state() -> None:
     with core.init(name="mine", searcher_metric="loss", smaller_is_better=False) as ctx:
         assert (ctx.managed, ctx.hparams, ctx.config) == (False, {}, None)
         assert (ctx.searcher.metric, ctx.searcher.smaller_is_better) == ("loss", False)
@@ -108,7 +108,7 @@ def test_init_empty_searcher_metric_is_rejected() -> None:
         core.init(searcher_metric="")
 
 
-def test_what_a_trial_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_of_trial_has_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").mkdir()
     master = Running(tmp_path / "home", 100 << 20)
     try:
@@ -147,7 +147,7 @@ def test_what_a_trial_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         master.close()
 
 
-def test_equal_metrics_reported_again_across_a_resume_do_not_conflict() -> None:
+def test_report_equal_metrics_again_after_resume_is_accepted() -> None:
     rows = [{"loss": 0.5}, {"loss": 0.25}]
     with core.init(name="mine") as ctx:
         for step in range(1, 7):
@@ -182,7 +182,7 @@ RESUMED = """
 """
 
 
-def test_every_rank_resumes(tmp_path: Path) -> None:
+def test_resume_gives_every_rank_the_checkpoint(tmp_path: Path) -> None:
     for expected in ("found None 0", "found from rank 1 3"):
         with running(RESUMED, 2, tmp_path) as ranks:
             assert ranks.wait() == [0, 0], ranks.output(0)

@@ -28,7 +28,7 @@ NUMBERS = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank":
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_method(size: int) -> None:
+def test_collectives_return_values_of_all_ranks(size: int) -> None:
     def work(distributed: core.DistributedContext) -> Any:
         rank = distributed.get_rank()
         return (
@@ -75,29 +75,29 @@ def test_every_method(size: int) -> None:
         ({"size": 4, "local_size": 2, "cross_size": 2}, "chief_ip"),
     ],
 )
-def test_numbers_that_contradict_each_other(change: dict[str, int], message: str) -> None:
+def test_init_contradicting_numbers_are_rejected(change: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         core.DistributedContext(**{**NUMBERS, **change})
 
 
 @pytest.mark.parametrize("argument, value", [("timeout", 0), ("timeout", -1.5), ("pub_port", 0), ("pub_port", 70000)])
-def test_a_deadline_or_a_port_that_is_none(argument: str, value: Any) -> None:
+def test_init_invalid_timeout_or_port_is_rejected(argument: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{argument}={value}"):
         core.DistributedContext(**NUMBERS, **{argument: value})
 
 
 @pytest.mark.parametrize("value", ["0", 0.0, None, True])
-def test_numbers_that_are_none(value: Any) -> None:
+def test_init_numbers_of_other_types_are_rejected(value: Any) -> None:
     with pytest.raises(TypeError, match="local_rank"):
         core.DistributedContext(**{**NUMBERS, "local_rank": value})
 
 
-def test_all_numbers_are_needed() -> None:
+def test_init_without_a_number_is_rejected() -> None:
     with pytest.raises(TypeError, match="cross_size"):
         core.DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0)  # type: ignore[call-arg]
 
 
-def test_the_arguments_of_the_reference_are_taken() -> None:
+def test_init_accepts_arguments_of_the_reference() -> None:
     with core.DistributedContext(
         **NUMBERS, chief_ip="10.0.0.1", pub_port=1, pull_port=2, port_offset=3, force_tcp=True
     ) as distributed:
@@ -118,7 +118,7 @@ CALLS: list[Callable[[core.DistributedContext], Any]] = [
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_calls_on_a_closed_context(size: int) -> None:
+def test_calls_on_closed_context_raise(size: int) -> None:
     def work(distributed: core.DistributedContext) -> None:
         distributed.close()
         distributed.close()
@@ -130,7 +130,7 @@ def test_calls_on_a_closed_context(size: int) -> None:
     as_ranks(size, work)
 
 
-def test_closing_tells_the_others_farewell_and_failure() -> None:
+def test_close_passes_exit_info_and_failure_to_others() -> None:
     def work(distributed: core.DistributedContext) -> Any:
         distributed.allgather(0)
         if distributed.rank == 1:
@@ -144,7 +144,7 @@ def test_closing_tells_the_others_farewell_and_failure() -> None:
     assert as_ranks(2, work)[0] == {"calls": 3}
 
 
-def test_leaving_the_with_block_by_an_error_tells_it() -> None:
+def test_with_block_left_by_error_names_it_on_others() -> None:
     def work(distributed: core.DistributedContext) -> Any:
         distributed.allgather(0)
         if distributed.rank == 0:
@@ -166,13 +166,13 @@ SCRIPT = """
 """
 
 
-def test_detected_from_torchruns_variables(tmp_path: Path) -> None:
+def test_detect_torchrun_variables_returns_its_ranks(tmp_path: Path) -> None:
     with running(SCRIPT.format(constructor="detect()"), 3, tmp_path) as ranks:
         assert ranks.wait() == [0, 0, 0], [ranks.output(r) for r in range(3)]
         assert [ranks.output(r) for r in range(3)] == [f"{r} 3 [0, 1, 2]\n" for r in range(3)]
 
 
-def test_under_the_real_torchrun(tmp_path: Path) -> None:
+def test_detect_under_real_torchrun_returns_its_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT.format(constructor="from_torch_distributed()")))
@@ -192,7 +192,7 @@ def test_under_the_real_torchrun(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["0 2 [0, 1]", "1 2 [0, 1]"]
 
 
-def test_from_horovods_module() -> None:
+def test_from_horovod_reads_the_module() -> None:
     """Any object with horovod's six functions will do."""
     port = free_port()
     out: dict[int, Any] = {}
@@ -215,12 +215,12 @@ def test_from_horovods_module() -> None:
     assert out == {0: [0, 1], 1: [0, 1]}
 
 
-def test_without_a_launcher_detect_gives_one_rank() -> None:
+def test_detect_without_launcher_returns_one_rank() -> None:
     with core.DistributedContext.detect() as distributed:
         assert (distributed.rank, distributed.size, distributed.communicator) == (0, 1, None)
 
 
-def test_a_missing_launcher_is_named() -> None:
+def test_from_launcher_that_is_missing_names_it() -> None:
     with pytest.raises(ValueError, match=r"LOCAL_WORLD_SIZE.*torchrun"):
         core.DistributedContext.from_torch_distributed()
     with pytest.raises(ValueError, match=r"CROSS_RANK.*deepspeed"):
@@ -231,14 +231,14 @@ def test_a_missing_launcher_is_named() -> None:
         core.DistributedContext.from_slurm()
 
 
-def test_several_machines_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_several_nodes_without_secret_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {"rank": 3, "size": 4, "local_rank": 1, "local_size": 2, "cross_rank": 1, "cross_size": 2}
     monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET="):
         core.DistributedContext(**numbers)
 
 
-def test_a_second_context_in_a_process_is_told_of_the_first() -> None:
+def test_init_second_context_of_a_rank_names_the_first() -> None:
     port = free_port()
 
     def context(rank: int) -> core.DistributedContext:
@@ -255,7 +255,7 @@ def test_a_second_context_in_a_process_is_told_of_the_first() -> None:
             threads.submit(again.close)
 
 
-def test_the_deadline_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_defaults_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_CORE_TIMEOUT", "0.3")
     with pytest.raises(CollectiveTimeout, match="no chief"):
         core.DistributedContext(
@@ -263,7 +263,7 @@ def test_the_deadline_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         )
 
 
-def test_nobody_leaves_a_barrier_before_all_have_come() -> None:
+def test_barrier_returns_after_every_rank_has_called() -> None:
     come: list[int] = []
 
     def work(distributed: core.DistributedContext) -> tuple[int, int]:
@@ -278,7 +278,7 @@ def test_nobody_leaves_a_barrier_before_all_have_come() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_barrier_says_its_name_and_who_is_missing(missing: int) -> None:
+def test_barrier_warning_has_name_and_missing_rank(missing: int) -> None:
     said: list[str] = []
 
     def work(distributed: core.DistributedContext) -> None:
@@ -296,7 +296,7 @@ def test_a_barrier_says_its_name_and_who_is_missing(missing: int) -> None:
     assert f"rank {missing} " in said[0]
 
 
-def test_ranks_that_call_a_barrier_and_something_else_are_told() -> None:
+def test_barrier_beside_another_call_raises_mismatch() -> None:
     def work(distributed: core.DistributedContext) -> None:
         distributed.barrier("mine") if distributed.rank else distributed.gather(1)
 
@@ -306,7 +306,7 @@ def test_ranks_that_call_a_barrier_and_something_else_are_told() -> None:
 
 @pytest.mark.parametrize("caller", [0, 1])
 @pytest.mark.parametrize("call", ["restore_path", "store_path"])
-def test_call_of_one_rank_alone_is_named_with_that_of_the_others(
+def test_collective_of_one_rank_alone_names_the_others_call(
     tmp_path: Path, caller: int, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_membership, "WARN_AFTER", 0.2)
@@ -376,9 +376,7 @@ LEFT = """
         ("raise_if_peer_failed", "thread", 1),
     ],
 )
-def test_who_waits_for_a_rank_that_raised_is_told_its_name_and_message(
-    tmp_path: Path, how: str, where: str, culprit: int
-) -> None:
+def test_collective_with_failed_rank_raises_its_error(tmp_path: Path, how: str, where: str, culprit: int) -> None:
     with running(LEFT, 3, tmp_path, args=(how, str(culprit), where)) as ranks:
         status = ranks.wait()
     assert where == "thread" or (status[culprit] == 1 and status.count(0) == 2)
@@ -407,7 +405,7 @@ TORCH = """
 """
 
 
-def test_who_broke_a_collective_of_torchs(tmp_path: Path) -> None:
+def test_raise_if_peer_failed_after_torch_collective_names_rank(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with running(TORCH, 2, tmp_path) as ranks:
         status = ranks.wait()
@@ -415,7 +413,7 @@ def test_who_broke_a_collective_of_torchs(tmp_path: Path) -> None:
     assert status[0] != 0 and "PeerLost: rank 1 has left after ValueError: bad sample 4711" in ranks.output(0)
 
 
-def test_nobody_has_left() -> None:
+def test_raise_if_peer_failed_without_failure_returns() -> None:
     def work(distributed: core.DistributedContext) -> None:
         distributed.raise_if_peer_failed(within=0.05)
         distributed.barrier()

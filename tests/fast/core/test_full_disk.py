@@ -133,7 +133,7 @@ def saved(run: dict[str, Any]) -> list[int]:
         ("MANUAL", "background", range(120, 201, 20)),  # what fails in the background, the next call tells
     ],
 )
-def test_a_disk_that_is_full_for_a_while(tmp_path: Path, mode: str, how: str, told: range) -> None:
+def test_disk_full_for_a_while_loses_no_report(tmp_path: Path, mode: str, how: str, told: range) -> None:
     with small_disk(tmp_path / "disk", "4m") as disk, script_on(disk, mode, how) as script:
         script.trains_to(101)
         filler = fill(disk)
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, mode: str, how: str, to
             assert drawn(Path(after["path"], "tensorboard", "rank-0")) == [*range(1, STEPS + 1)]
 
 
-def test_a_disk_that_stays_full(tmp_path: Path) -> None:
+def test_disk_full_until_the_end_makes_run_incomplete(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "4m") as disk, script_on(disk, "MANUAL", "blocking") as script:
         script.trains_to(101)
         fill(disk)

@@ -19,7 +19,7 @@ def queue_work() -> None:
     torch.cuda._sleep(500_000_000)
 
 
-def test_a_background_save_holds_what_the_gpu_held(tmp_path: Path) -> None:
+def test_background_save_of_gpu_tensors_has_values_of_the_save(tmp_path: Path) -> None:
     """Kernels queued before the save are in it, later writes are not."""
     weight = torch.zeros(1 << 20, device="cuda")
     state = {
@@ -51,7 +51,7 @@ def test_a_background_save_holds_what_the_gpu_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_a_background_save_holds_what_is_not_dense(tmp_path: Path) -> None:
+def test_background_save_of_non_dense_gpu_tensors_has_values_of_the_save(tmp_path: Path) -> None:
     """Such a tensor stays on its device, where its copy may still be on its way when the loop goes on."""
     sparse = torch.eye(8, device="cuda").to_sparse().coalesce()
     with core.init(checkpoint_storage=tmp_path) as ctx:
@@ -63,7 +63,7 @@ def test_a_background_save_holds_what_is_not_dense(tmp_path: Path) -> None:
     assert found.is_cuda and found.to_dense().equal(3 * torch.eye(8, device="cuda"))
 
 
-def test_event_files_show_what_the_gpu_held() -> None:
+def test_event_files_of_gpu_tensors_have_reported_values() -> None:
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     loss = torch.zeros((), device="cuda")
     with core.init(tensorboard_mode=core.TensorboardMode.AUTO) as ctx:
@@ -80,7 +80,7 @@ def test_event_files_show_what_the_gpu_held() -> None:
         assert [(event.step, event.value) for event in accumulator.Scalars(tag)] == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
-def test_the_gpu_is_profiled() -> None:
+def test_profiler_reports_the_gpu() -> None:
     pytest.importorskip("pynvml")
     pytest.importorskip("psutil")
     with core.init() as ctx:

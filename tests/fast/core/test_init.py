@@ -29,14 +29,16 @@ from det_core import core
         ({"checkpoint_storage": 7}, "checkpoint_storage"),
     ],
 )
-def test_arguments_are_checked_before_anything_is_made(home: Path, arguments: dict[str, Any], said: str) -> None:
+def test_init_invalid_arguments_are_rejected_before_anything_is_created(
+    home: Path, arguments: dict[str, Any], said: str
+) -> None:
     with pytest.raises((TypeError, ValueError)) as e:
         core.init(**arguments)
     assert said in str(e.value)
     assert not (home / "runs").exists()
 
 
-def test_more_ranks_need_a_distributed_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_several_ranks_without_distributed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
@@ -62,7 +64,7 @@ def test_more_ranks_need_a_distributed_context(monkeypatch: pytest.MonkeyPatch) 
         ("DET_CORE_SECRET_FILE", "/nowhere", "ValueError: DET_CORE_SECRET_FILE=/nowhere: No such file or directory"),
     ],
 )  # fmt: skip
-def test_a_wrong_variable_is_told_without_our_frames(tmp_path: Path, variable: str, value: str, said: str) -> None:
+def test_init_invalid_variable_hides_internal_frames(tmp_path: Path, variable: str, value: str, said: str) -> None:
     script = tmp_path / "train.py"
     script.write_text("from det_core import core\n\nwith core.init():\n    print('trains')\n")
     (tmp_path / "file").touch()

@@ -36,7 +36,7 @@ def new() -> Iterator[ForeignMaster]:
         yield found
 
 
-def test_a_trial_from_its_first_to_its_last_request(
+def test_trial_sends_requests_from_start_to_end(
     master: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = master.add_trial(lengths=(3, 6))
@@ -94,7 +94,7 @@ def test_a_trial_from_its_first_to_its_last_request(
         ({"metric": "loss"}, {"searcher_metric": "accuracy", "smaller_is_better": False}, False),
     ],
 )
-def test_a_script_that_wants_the_other_end_of_the_metric_is_warned_once(
+def test_init_opposite_smaller_is_better_warns_once(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     searcher: dict[str, Any], arguments: dict[str, Any], warned: bool,
 ) -> None:  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_script_that_wants_the_other_end_of_the_metric_is_warned_once(
     assert not warned or "the smallest accuracy is the best there" in said[0]
 
 
-def test_questions_are_answered_by_the_master(
+def test_requests_are_answered_by_the_master(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = new.add_trial()
@@ -141,7 +141,7 @@ def test_questions_are_answered_by_the_master(
     ]
 
 
-def test_without_a_version_the_operation_route_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_without_version_tries_the_operation_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version, expected in ((NEW, [10]), (MIDDLE, [4, 10])):
         with foreign_master(version) as master:
             master.version = "unknown"
@@ -154,7 +154,7 @@ def test_without_a_version_the_operation_route_is_tried(tmp_path: Path, monkeypa
             assert lengths == expected
 
 
-def test_without_max_length_a_new_master_has_no_operations(
+def test_operations_without_max_length_of_new_master_are_none(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = new.add_trial(config={"searcher": {"name": "single", "metric": "loss", "unit": "epochs"}})
@@ -164,7 +164,7 @@ def test_without_max_length_a_new_master_has_no_operations(
             next(ctx.searcher.operations())
 
 
-def test_a_checkpoint_without_steps_is_refused_before_anything_is_stored(
+def test_save_without_steps_is_rejected_before_storing(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model").mkdir()
@@ -175,7 +175,7 @@ def test_a_checkpoint_without_steps_is_refused_before_anything_is_stored(
     assert not (tmp_path / "store").exists() or not any(p.name[0] != "." for p in (tmp_path / "store").iterdir())
 
 
-def test_the_next_allocation_starts_from_what_the_master_says(
+def test_next_allocation_starts_from_the_masters_checkpoint(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = new.add_trial()
@@ -195,7 +195,7 @@ def test_the_next_allocation_starts_from_what_the_master_says(
 
 
 @pytest.mark.parametrize("what", ["x", ".det_core/manifest.json", "all of it"])
-def test_start_damaged_or_gone_is_replaced_in_a_trial(
+def test_start_checkpoint_damaged_or_missing_is_replaced_in_trial(
     what: str, new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Each start is handed the same one; four of them ended a trial."""
@@ -225,7 +225,7 @@ def test_start_damaged_or_gone_is_replaced_in_a_trial(
     assert f"checkpoint {first} is taken, and newer ones are passed over: " in said and second in said
 
 
-def test_start_of_another_trial_that_is_gone_is_an_error(
+def test_start_checkpoint_of_another_trial_missing_is_an_error(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(new, new.add_trial(), tmp_path, monkeypatch, latest="of-another") as ctx:
@@ -234,7 +234,7 @@ def test_start_of_another_trial_that_is_gone_is_an_error(
             raise AssertionError("the block was entered")
 
 
-def test_preempted_by_the_master_and_not_by_a_signal(
+def test_trial_is_preempted_by_master_not_by_signal(
     master: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = master.add_trial()
@@ -249,9 +249,7 @@ def test_preempted_by_the_master_and_not_by_a_signal(
     assert master.acks == [trial.allocation_id]
 
 
-def test_closing_does_not_wait_for_the_poll(
-    new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_does_not_wait_for_the_poll(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(new, new.add_trial(), tmp_path, monkeypatch) as ctx:
         until(
             lambda: sum(asked.path.endswith("preemption") for asked in new.seen) >= 2
@@ -261,7 +259,7 @@ def test_closing_does_not_wait_for_the_poll(
     assert time.monotonic() - began < 30
 
 
-def test_invalid_hp_is_told_last(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_hp_is_sent_last(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = new.add_trial()
     with pytest.raises(SystemExit) as e:
         with opened(new, trial, tmp_path, monkeypatch) as ctx:
@@ -272,7 +270,7 @@ def test_invalid_hp_is_told_last(new: ForeignMaster, tmp_path: Path, monkeypatch
     assert new.seen[-1].path.endswith("early_exit") and len(trial.rows) == 1
 
 
-def test_a_zombie_is_told_so_at_its_next_question_and_at_the_end(
+def test_zombie_raises_at_next_request_and_at_close(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = new.add_trial()
@@ -286,13 +284,13 @@ def test_a_zombie_is_told_so_at_its_next_question_and_at_the_end(
     assert trial.rows == []
 
 
-def test_a_token_that_is_worth_nothing(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_token_is_an_error(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MasterDenied, match="401 invalid credentials: the token is not valid any more"):
         with opened(new, new.add_trial(), tmp_path, monkeypatch, env={"DET_SESSION_TOKEN": "old"}):
             raise AssertionError("not reached")
 
 
-def test_what_the_master_does_not_take_is_told_and_the_rest_goes_on(
+def test_rejected_report_warns_and_ships_the_rest(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = new.add_trial()
@@ -306,7 +304,9 @@ def test_what_the_master_does_not_take_is_told_and_the_rest_goes_on(
     assert [r["steps"] for r in trial.rows] == [1, 3]
 
 
-def test_a_master_that_is_gone_at_the_end(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_unreachable_at_close_raises(
+    new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial = new.add_trial()
     patience = {"DET_CORE_SHIP_TIMEOUT": "0.5", "DET_CORE_RUN_DIR": str(tmp_path / "run")}
     with pytest.raises(
@@ -322,7 +322,7 @@ def test_a_master_that_is_gone_at_the_end(new: ForeignMaster, tmp_path: Path, mo
     assert first.record.get("steps_completed") == 2, "run_start and the first row have arrived"
 
 
-def test_tensorboard_files_lie_where_the_contract_says(
+def test_tensorboard_files_of_trial_have_contract_paths(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode = core.TensorboardMode.AUTO
@@ -332,7 +332,7 @@ def test_tensorboard_files_lie_where_the_contract_says(
     assert len(found) == 1 and "tfevents" in found[0].name
 
 
-def test_rows_of_the_profiler_have_no_step_and_come_once(
+def test_profiler_rows_of_trial_have_no_step_and_arrive_once(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = new.add_trial()
@@ -345,7 +345,7 @@ def test_rows_of_the_profiler_have_no_step_and_come_once(
     assert len({r["time"] for r in rows}) == len(rows)
 
 
-def test_a_task_that_is_no_trial_is_a_bare_run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_other_than_trial_is_a_bare_run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = {
         "master_url": "http://m:8080", "cluster_id": "c", "agent_id": "a", "slot_ids": [0], "task_id": "t",
         "allocation_id": "al", "session_token": "s", "task_type": "NOTEBOOK",
@@ -358,7 +358,9 @@ def test_a_task_that_is_no_trial_is_a_bare_run(home: Path, tmp_path: Path, monke
     assert (home / "runs" / ctx.run_id / "journal-0-0.jsonl").exists()
 
 
-def test_a_report_waits_for_nobody(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_does_not_wait_for_the_master(
+    new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial = new.add_trial()
     with opened(new, trial, tmp_path, monkeypatch) as ctx:
         with new.lock:  # the master answers nothing

@@ -64,7 +64,7 @@ def check(master: Running, spec: LaunchSpec, made: list[str]) -> None:
     assert trial["totalBatchesProcessed"] == 6
 
 
-def test_a_trial_from_begin_to_end(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_under_our_master_completes(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = launched(master, tmp_path)
     with opened(spec, tmp_path, monkeypatch) as ctx:
         assert ctx.train.get_experiment_best_validation() is None
@@ -79,7 +79,7 @@ def test_a_trial_from_begin_to_end(master: Running, tmp_path: Path, monkeypatch:
     assert master.until(spec.experiment_id, "STATE_COMPLETED")["state"] == "STATE_COMPLETED"
 
 
-def test_faults_of_the_network_lose_and_double_nothing(
+def test_network_faults_neither_lose_nor_repeat_reports(
     master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = launched(master, tmp_path)
@@ -95,7 +95,7 @@ def test_faults_of_the_network_lose_and_double_nothing(
     check(master, spec, made)
 
 
-def test_paused_and_resumed(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_paused_resumes(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = launched(master, tmp_path)
     with opened(spec, tmp_path, monkeypatch) as ctx:
         assert not ctx.preempt.should_preempt()
@@ -116,7 +116,7 @@ def test_paused_and_resumed(master: Running, tmp_path: Path, monkeypatch: pytest
     check(master, spec, [storage_id, *made])
 
 
-def test_a_zombie_is_refused(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zombie_is_rejected(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = launched(master, tmp_path)
     with opened(spec, tmp_path, monkeypatch) as ctx:
         ctx.train.get_metadata()
@@ -128,7 +128,7 @@ def test_a_zombie_is_refused(master: Running, tmp_path: Path, monkeypatch: pytes
     assert rows(master, spec.trial_id, "training") == []
 
 
-def test_invalid_hp(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_hp_ends_the_trial(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = launched(master, tmp_path)
     with pytest.raises(SystemExit):
         with opened(spec, tmp_path, monkeypatch) as ctx:
@@ -139,9 +139,7 @@ def test_invalid_hp(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(rows(master, spec.trial_id, "training")) == 1
 
 
-def test_a_bare_run_is_synced_once(
-    master: Running, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bare_run_is_synced_once(master: Running, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, max_length=6) as ctx:
         made = train(ctx)
         ctx.train.set_metadata({"a": 1})

@@ -48,7 +48,7 @@ def ended(ranks: Ranks, size: int) -> None:
 
 
 @pytest.mark.parametrize(("version", "size"), [(MIDDLE, 1), (NEW, 4)])
-def test_a_trial_on_one_and_on_four_ranks(version: str, size: int, tmp_path: Path) -> None:
+def test_trial_on_one_and_four_ranks_completes(version: str, size: int, tmp_path: Path) -> None:
     with foreign_master(version) as master:
         trial = master.add_trial(lengths=LENGTHS)
         with processes(master, trial, tmp_path, size=size) as ranks:
@@ -88,11 +88,11 @@ def under_faults(version: str, size: int, folder: Path, plan: Plan) -> None:
         check(master, trial, size)
 
 
-def test_faults_of_the_network_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_network_faults_neither_lose_nor_repeat_reports(tmp_path: Path) -> None:
     under_faults(MIDDLE, 1, tmp_path, every(3, (LOST, RESET, BUSY, TRUNCATED, SLOW)))
 
 
-def test_a_master_that_is_gone_for_a_while(tmp_path: Path) -> None:
+def test_master_unreachable_for_a_while_loses_no_report(tmp_path: Path) -> None:
     under_faults(NEW, 1, tmp_path, gone(8, 1.0))
 
 
@@ -119,7 +119,7 @@ with core.init(distributed=distributed, preempt_mode=mode, tensorboard_mode=core
 
 
 @pytest.mark.parametrize("mode", ["WorkersAskChief", "ChiefOnly", "WorkersAskMaster"])
-def test_all_ranks_stop_when_the_master_says_so(mode: str, tmp_path: Path) -> None:
+def test_masters_preemption_stops_all_ranks(mode: str, tmp_path: Path) -> None:
     with foreign_master(MIDDLE) as master:
         trial = master.add_trial()
         size = 2
@@ -133,7 +133,7 @@ def test_all_ranks_stop_when_the_master_says_so(mode: str, tmp_path: Path) -> No
         assert kinds[-1] == "checkpoints", "the stop reached the master after the checkpoint"
 
 
-def test_sigterm_ends_the_process_once_its_reports_are_safe(tmp_path: Path) -> None:
+def test_sigterm_ends_process_after_flush(tmp_path: Path) -> None:
     script = (
         BEGIN
         + """
@@ -156,7 +156,7 @@ with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         assert master.acks == []
 
 
-def test_what_a_killed_process_has_left_is_carried_by_the_next_start(tmp_path: Path) -> None:
+def test_next_start_ships_reports_of_killed_process(tmp_path: Path) -> None:
     script = (
         BEGIN
         + """
@@ -184,7 +184,7 @@ with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         assert json.loads((tmp_path / "run" / "task.json").read_text())["trial_id"] == trial.trial_id
 
 
-def test_the_same_script_runs_bare(tmp_path: Path) -> None:
+def test_script_of_trial_runs_bare(tmp_path: Path) -> None:
     from support.ranks import running
 
     with running(TRAIN, 1, tmp_path) as ranks:

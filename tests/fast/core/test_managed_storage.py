@@ -12,7 +12,7 @@ from det_core.errors import CheckpointError
 from det_core.storage import DirectoryStore
 
 
-def test_another_storage_is_opened_and_the_own_one_is_not_opened_twice(tmp_path: Path) -> None:
+def test_open_start_store_opens_other_storage_only(tmp_path: Path) -> None:
     own, environment = DirectoryStore(tmp_path / "own"), Environment.read()
     assert open_start_store(None, None, own, environment) == open_start_store("a", None, own, environment) == {}
     same = {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "own"}
@@ -23,7 +23,7 @@ def test_another_storage_is_opened_and_the_own_one_is_not_opened_twice(tmp_path:
     assert store.root == str(tmp_path / "b")
 
 
-def test_a_storage_that_cannot_be_opened_is_named_in_one_line_with_the_checkpoint(tmp_path: Path) -> None:
+def test_open_start_store_failure_names_checkpoint(tmp_path: Path) -> None:
     settings = {"type": "fsspec", "url": "nosuch://place/prefix"}
     with pytest.raises(CheckpointError, match=r"^checkpoint abc, to start from, .*nosuch") as error:
         open_start_store("abc", settings, DirectoryStore(tmp_path), Environment.read())

@@ -12,7 +12,7 @@ from support.managed import opened
 from support.proxy import RESET, Request, proxy_before
 
 
-def test_a_question_is_asked_again_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_is_retried_until_the_master_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = 0
 
     def four_are_lost(number: int, request: Request) -> str | None:

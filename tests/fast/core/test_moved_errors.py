@@ -92,7 +92,7 @@ ON_TWO_RANKS: dict[str, type[BaseException]] = {
 
 
 @pytest.mark.parametrize("failure", ALONE)
-def test_failure_on_one_rank_raises_the_kind_of_determined(failure: str, tmp_path: Path) -> None:
+def test_failure_on_one_rank_raises_determined_kind(failure: str, tmp_path: Path) -> None:
     kind, provoke = ALONE[failure]
     with core.init(tensorboard_mode=core.TensorboardMode.AUTO) as ctx:
         with pytest.raises(kind) as caught:
@@ -137,7 +137,7 @@ def test_missing_launcher_is_a_key_error_whose_text_is_readable() -> None:
     assert isinstance(caught.value, KeyError) and isinstance(caught.value, ValueError)
 
 
-def test_table_of_the_page_has_these_rows() -> None:
+def test_moving_page_has_each_error() -> None:
     page = (ROOT / "docs/moving.md").read_text()
     rows = dict(re.findall(r"^\| (.+?) \| `(\w+)` \| [^|]*\|$", page, re.MULTILINE))
     expected = {name: kind.__name__ for name, (kind, _) in ALONE.items()}

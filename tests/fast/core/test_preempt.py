@@ -64,11 +64,11 @@ def signal_every_round(tmp_path: Path, size: int, rounds: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize(("size", "rounds"), [(1, 5), (4, 12)])
-def test_a_signal_to_any_rank_stops_all_at_the_same_call(tmp_path: Path, size: int, rounds: int) -> None:
+def test_signal_to_any_rank_stops_all_at_one_call(tmp_path: Path, size: int, rounds: int) -> None:
     signal_every_round(tmp_path, size, rounds, seed=1)
 
 
-def test_two_signals_at_once_are_one_request(tmp_path: Path) -> None:
+def test_simultaneous_signals_are_one_request(tmp_path: Path) -> None:
     with running(ROUNDS, 4, tmp_path, args=("1",)) as ranks:
         ranks.wait_for("ready")
         for process in ranks.processes:
@@ -102,7 +102,7 @@ MODES = """
 """
 
 
-def test_workers_ask_master(tmp_path: Path) -> None:
+def test_workers_ask_master_stops_each_rank(tmp_path: Path) -> None:
     with running(MODES, 3, tmp_path, args=("WorkersAskMaster",)) as ranks:
         ranks.wait_for("ready")
         os.kill(ranks.processes[1].pid, signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_workers_ask_master(tmp_path: Path) -> None:
     assert all("stopped" in ranks.output(rank) for rank in range(3))
 
 
-def test_chief_only(tmp_path: Path) -> None:
+def test_chief_only_allows_calls_on_rank_0(tmp_path: Path) -> None:
     with running(MODES, 2, tmp_path, args=("ChiefOnly",)) as ranks:
         ranks.wait_for("ready")
         os.kill(ranks.processes[0].pid, signal.SIGTERM)
@@ -141,7 +141,7 @@ DEATH = """
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_signal_after_the_loss_of_a_rank_is_no_preemption(tmp_path: Path, victim: int) -> None:
+def test_signal_after_loss_of_a_rank_is_not_a_preemption(tmp_path: Path, victim: int) -> None:
     with running(DEATH, 3, tmp_path) as ranks:
         ranks.wait_for("ready")
         os.kill(ranks.processes[victim].pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_a_signal_after_the_loss_of_a_rank_is_no_preemption(tmp_path: Path, vict
             assert f"rank {victim}" in ranks.output(rank)
 
 
-def test_after_a_loss_one_sigterm_passes_and_the_next_one_ends_the_process(tmp_path: Path) -> None:
+def test_signals_after_a_loss_ignore_one_sigterm(tmp_path: Path) -> None:
     code = """
         import os, signal, time
         from det_core import core
@@ -204,7 +204,7 @@ ENDS = """
 
 
 @pytest.mark.parametrize(("slow", "target"), [(0, 1), (1, 1)])
-def test_a_rank_that_has_finished_does_not_hold_up_the_others(tmp_path: Path, slow: int, target: int) -> None:
+def test_finished_rank_does_not_block_the_others(tmp_path: Path, slow: int, target: int) -> None:
     """The fast rank has made its last call when the signal comes: nobody stops early, nobody waits for ever."""
     with running(ENDS, 2, tmp_path, args=(str(slow),)) as ranks:
         ranks.wait_for("ready")
@@ -257,7 +257,7 @@ def test_handlers_are_chained_and_restored(tmp_path: Path) -> None:
     assert "interrupted" in said and "restored" in said
 
 
-def test_a_forked_child_dies_of_sigterm(tmp_path: Path) -> None:
+def test_forked_child_dies_of_sigterm(tmp_path: Path) -> None:
     code = """
         import os, signal
         from det_core import core
@@ -279,7 +279,7 @@ def test_a_forked_child_dies_of_sigterm(tmp_path: Path) -> None:
     assert "children died False" in ranks.output(0)
 
 
-def test_acknowledgement_is_the_callers_without_auto_ack() -> None:
+def test_should_preempt_without_auto_ack_leaves_acknowledgement_to_caller() -> None:
     with core.init() as ctx:
         ctx.preempt.should_preempt()
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -289,7 +289,7 @@ def test_acknowledgement_is_the_callers_without_auto_ack() -> None:
         assert ctx.preempt.acknowledged
 
 
-def test_off_the_main_thread_nothing_is_installed(caplog: pytest.LogCaptureFixture) -> None:
+def test_should_preempt_outside_main_thread_installs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with core.init() as ctx:
         thread = threading.Thread(target=ctx.preempt.should_preempt)
         thread.start()
@@ -297,7 +297,7 @@ def test_off_the_main_thread_nothing_is_installed(caplog: pytest.LogCaptureFixtu
         assert "not on the main thread" in caplog.text
 
 
-def test_closed() -> None:
+def test_closed_context_raises() -> None:
     ctx = core.init()
     ctx.close()
     with pytest.raises(Exception, match="context that is closed"):
@@ -355,14 +355,14 @@ FOUND = """
 """
 
 
-def test_closing_restores_the_handlers_that_were_found(tmp_path: Path) -> None:
+def test_close_restores_the_handlers_found(tmp_path: Path) -> None:
     with running(FOUND, 2, tmp_path) as ranks:
         ranks.wait_for("ready")
         os.kill(ranks.processes[1].pid, signal.SIGUSR1)
         assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
 
 
-def test_handlers_of_a_context_that_another_thread_has_closed_give_way(tmp_path: Path) -> None:
+def test_handlers_of_context_closed_in_a_thread_give_way(tmp_path: Path) -> None:
     code = """
         import os, signal, threading
         from det_core import core
@@ -386,7 +386,7 @@ def test_handlers_of_a_context_that_another_thread_has_closed_give_way(tmp_path:
     assert "given way" in ranks.output(0)
 
 
-def test_a_forked_child_closes_its_copy_without_waiting(tmp_path: Path) -> None:
+def test_forked_child_closes_its_copy_without_waiting(tmp_path: Path) -> None:
     code = """
         import os
         from det_core import core
@@ -426,7 +426,7 @@ STEPS = """
 
 
 @pytest.mark.parametrize("stopped", [0, 2])
-def test_a_rank_that_is_suspended_is_named_while_the_others_wait_to_stop(tmp_path: Path, stopped: int) -> None:
+def test_suspended_rank_is_named_while_others_wait_to_stop(tmp_path: Path, stopped: int) -> None:
     others = [rank for rank in range(3) if rank != stopped]
     with running(STEPS, 3, tmp_path, args=("1.5",)) as ranks:
         ranks.wait_for("ready")
@@ -458,7 +458,7 @@ DEADLINE = """
 """
 
 
-def test_the_deadline_counts_while_ranks_agree(tmp_path: Path) -> None:
+def test_agreement_respects_the_timeout(tmp_path: Path) -> None:
     with running(DEADLINE, 2, tmp_path, env={"DET_CORE_TIMEOUT": "3600"}) as ranks:
         ranks.wait_for("ready")
         suspend(ranks.processes[1].pid)
@@ -467,7 +467,7 @@ def test_the_deadline_counts_while_ranks_agree(tmp_path: Path) -> None:
         assert "took longer than 1 s: waits for rank 1 (last call: barrier" in ranks.output(0)
 
 
-def test_after_the_deadline_close_waits_no_more_and_lets_the_others_go_on() -> None:
+def test_close_after_the_timeout_does_not_wait() -> None:
     blocked, closed = threading.Event(), threading.Event()
 
     def suspend() -> None:
@@ -509,7 +509,7 @@ ALONE = """
 """
 
 
-def test_ranks_that_never_call_it_are_named(tmp_path: Path) -> None:
+def test_ranks_that_never_call_should_preempt_are_named(tmp_path: Path) -> None:
     with running(ALONE, 3, tmp_path) as ranks:
         ranks.wait_for("rank 1, 2 never called", ranks=[0])
         assert "core.init(preempt_mode=core.PreemptMode.ChiefOnly)" in ranks.output(0)
@@ -529,7 +529,7 @@ DIES = """
 """
 
 
-def test_a_run_that_died_before_its_first_call_says_so(tmp_path: Path) -> None:
+def test_run_that_died_before_first_call_explains_it(tmp_path: Path) -> None:
     said = "before its first should_preempt() call"
     with running(DIES, 1, tmp_path, args=("dies",)) as ranks:
         assert ranks.wait() == [-signal.SIGTERM]
@@ -562,7 +562,7 @@ SELDOM = """
 """
 
 
-def test_run_that_asks_too_seldom_is_told(tmp_path: Path) -> None:
+def test_run_with_too_few_calls_explains_its_death(tmp_path: Path) -> None:
     said = "before its next should_preempt() call: call it after every batch"
 
     def start(how: str, grace: str = "60") -> str:
@@ -588,7 +588,7 @@ class Broken:
         pass
 
 
-def test_a_failure_of_the_thread_that_asks_the_master_reaches_the_next_call() -> None:
+def test_poll_failure_is_raised_by_next_call() -> None:
     master: Any = Broken()
     with core.DistributedContext.detect() as distributed:
         preempt = core.PreemptContext(distributed, master=master)
@@ -600,7 +600,7 @@ def test_a_failure_of_the_thread_that_asks_the_master_reaches_the_next_call() ->
         assert not preempt.should_preempt(), "raised once"
 
 
-def test_a_failure_of_the_thread_that_asks_the_master_reaches_close() -> None:
+def test_poll_failure_is_raised_by_close() -> None:
     master: Any = Broken()
     distributed = core.DistributedContext.detect()
     preempt = core.PreemptContext(distributed, master=master)

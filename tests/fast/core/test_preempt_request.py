@@ -94,12 +94,12 @@ def requests_and_signals(folder: Path, size: int, rounds: int, seed: int) -> Non
         assert [reason for *_, reason in stops[:-1]] != ["signal"]
 
 
-def test_a_request_on_any_rank_stops_all_at_one_call(tmp_path: Path) -> None:
+def test_request_on_any_rank_stops_all_at_one_call(tmp_path: Path) -> None:
     requests(tmp_path, 20, seed=1)
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_a_request_and_a_signal_at_one_moment(tmp_path: Path, size: int) -> None:
+def test_request_and_signal_at_one_moment_is_a_preemption(tmp_path: Path, size: int) -> None:
     requests_and_signals(tmp_path, size, 15, seed=1)
 
 
@@ -157,11 +157,11 @@ def requests_and_pauses(folder: Path, rounds: int, seed: int) -> None:
         master.close()
 
 
-def test_a_request_and_the_masters_preemption_at_one_moment(tmp_path: Path) -> None:
+def test_request_and_masters_preemption_at_one_moment_agree(tmp_path: Path) -> None:
     requests_and_pauses(tmp_path, 2, seed=1)
 
 
-def test_a_trial_that_stops_itself_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_that_stops_itself_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stop is not acknowledged, so the master does not start the trial again."""
     (tmp_path / "home").mkdir()
     master = Running(tmp_path / "home", 100 << 20)
@@ -179,7 +179,7 @@ def test_a_trial_that_stops_itself_is_completed(tmp_path: Path, monkeypatch: pyt
         master.close()
 
 
-def test_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_request_on_single_rank_stops_next_call(capfd: pytest.CaptureFixture[str]) -> None:
     with core.init() as ctx:
         preempt = ctx.preempt
         assert not preempt.should_preempt() and not preempt.requested and preempt.reason is None
@@ -200,7 +200,7 @@ def test_alone(capfd: pytest.CaptureFixture[str]) -> None:
     assert f"; to resume it: DET_CORE_RESUME={ctx.run_id} " in said
 
 
-def test_a_run_that_goes_on_after_its_stop_is_completed() -> None:
+def test_run_that_continues_after_its_stop_is_completed() -> None:
     with core.init() as ctx:
         ctx.preempt.request()
         assert ctx.preempt.should_preempt()
@@ -208,7 +208,7 @@ def test_a_run_that_goes_on_after_its_stop_is_completed() -> None:
     assert client.run(ctx.run_id).state == "completed"
 
 
-def test_a_signal_after_a_request_is_a_preemption() -> None:
+def test_signal_after_request_is_a_preemption() -> None:
     with core.init() as ctx:
         ctx.preempt.should_preempt()
         ctx.preempt.request("mine")
@@ -219,7 +219,7 @@ def test_a_signal_after_a_request_is_a_preemption() -> None:
         assert ctx.preempt.should_preempt() and ctx.preempt.reason == "signal"
 
 
-def test_a_preemption_asked_for_in_a_thread_beside_the_loop() -> None:
+def test_preemption_requested_in_a_thread_stops_the_loop() -> None:
     with core.init() as ctx:
         for number in range(20):
             thread = threading.Thread(target=ctx.preempt.request, args=(str(number),))
@@ -230,7 +230,7 @@ def test_a_preemption_asked_for_in_a_thread_beside_the_loop() -> None:
             assert ctx.preempt.reason == str(number)
 
 
-def test_mistakes() -> None:
+def test_request_invalid_reason_is_rejected() -> None:
     ctx = core.init()
     with pytest.raises(ValueError, match="reserved for preemptions"):
         ctx.preempt.request("signal")
@@ -272,13 +272,13 @@ MODES = """
 @pytest.mark.parametrize(
     ("mode", "asker"), [("ChiefOnly", 1), ("WorkersAskMaster", 0), ("WorkersAskChief", 0), ("WorkersAskChief", 1)]
 )
-def test_in_every_mode(tmp_path: Path, mode: str, asker: int) -> None:
+def test_request_in_every_mode_stops(tmp_path: Path, mode: str, asker: int) -> None:
     with running(MODES, 2, tmp_path, args=(mode, str(asker))) as ranks:
         assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
 
 
 @pytest.mark.parametrize("over", ["a socket", "tcp"])
-def test_in_the_last_call_before_closing_nobody_hangs(tmp_path: Path, over: str) -> None:
+def test_request_before_close_does_not_hang(tmp_path: Path, over: str) -> None:
     """And contexts one after another in the same processes are jobs of their own."""
     code = """
         import os, random, sys
@@ -325,7 +325,7 @@ ALONE = """
 """
 
 
-def test_the_agreement_without_a_context(tmp_path: Path) -> None:
+def test_preempt_context_alone_agrees(tmp_path: Path) -> None:
     with running(ALONE, 2, tmp_path, env={"DET_CORE_HOME": str(tmp_path / "none")}) as ranks:
         assert ranks.wait() == [0, 0], ranks.output(0)
     for rank in range(2):
@@ -335,7 +335,7 @@ def test_the_agreement_without_a_context(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists(), "it records nothing"
 
 
-def test_agreements_one_after_another_on_the_same_ranks() -> None:
+def test_preempt_contexts_in_sequence_do_not_mix() -> None:
     """A rank may be in the next one while another has not closed the last."""
 
     def work(distributed: core.DistributedContext) -> list[str | None]:
@@ -355,7 +355,7 @@ def test_agreements_one_after_another_on_the_same_ranks() -> None:
     assert as_ranks(3, work) == [[f"round {round_}" for round_ in range(20)]] * 3
 
 
-def test_a_distributed_context_has_one_agreement_at_a_time() -> None:
+def test_preempt_context_second_one_is_rejected() -> None:
     with core.DistributedContext.detect() as distributed:
         first = PreemptContext(distributed)
         with pytest.raises(RuntimeError, match="already has a PreemptContext"):

@@ -59,7 +59,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> itertools.count[
     return numbers
 
 
-def test_the_machine_is_reported_in_the_groups_of_the_contract(machine: Machine) -> None:
+def test_profiler_reports_the_groups_of_the_contract(machine: Machine) -> None:
     machine.profiler.on(0.1, 3)
     until(lambda: len(machine.values("network")) >= 2)
     machine.profiler.off()
@@ -74,7 +74,9 @@ def test_the_machine_is_reported_in_the_groups_of_the_contract(machine: Machine)
         assert {"disk_iops", "disk_throughput_read", "disk_throughput_write"} < set(machine.values("disk")[0])
 
 
-def test_a_report_is_the_mean_of_its_samples(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiler_report_is_the_mean_of_samples(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted(monkeypatch, tmp_path)
     machine.profiler.on(0.1, 4)
     until(lambda: len(machine.values("memory")) >= 2)
@@ -82,7 +84,7 @@ def test_a_report_is_the_mean_of_its_samples(machine: Machine, tmp_path: Path, m
     assert machine.values("memory")[:2] == [{"memory_free": 2.5}, {"memory_free": 6.5}]
 
 
-def test_off_reports_the_last_samples_before_it_returns_and_nothing_after(
+def test_off_reports_last_samples_and_nothing_after(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = counted(monkeypatch, tmp_path)
@@ -116,7 +118,7 @@ def test_on_and_off_are_idempotent(machine: Machine) -> None:
         profiler.on()
 
 
-def test_a_sensor_that_breaks_fails_no_run_and_hides_no_other(
+def test_failing_sensor_is_omitted_and_others_remain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch, core.init(name="watched") as ctx:
@@ -134,7 +136,7 @@ def test_a_sensor_that_breaks_fails_no_run_and_hides_no_other(
     assert not sampling_threads()
 
 
-def test_a_report_that_is_refused_fails_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_report_does_not_fail_the_run(caplog: pytest.LogCaptureFixture) -> None:
     ranks: Any = SimpleNamespace(local_rank=0)
     profiler = core.ProfilerContext(ranks, refuse, "agent")
     profiler.on(0.1, 1)
@@ -142,7 +144,7 @@ def test_a_report_that_is_refused_fails_nobody(caplog: pytest.LogCaptureFixture)
     profiler.off()
 
 
-def test_a_sensor_that_hangs_does_not_hang_off(
+def test_off_with_hanging_sensor_returns(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("det_core.core._profiler.STOP_TIMEOUT", 0.2)
@@ -162,7 +164,7 @@ def test_a_sensor_that_hangs_does_not_hang_off(
     assert machine.rows == [], "off() had returned"
 
 
-def test_only_local_rank_0_samples_and_the_others_check_arguments() -> None:
+def test_on_samples_on_local_rank_0_only() -> None:
     machine = Machine(local_rank=1)
     machine.profiler.on(0.1, 1)
     assert not sampling_threads()
@@ -186,7 +188,7 @@ def test_only_local_rank_0_samples_and_the_others_check_arguments() -> None:
         ({"samples_per_report": True}, TypeError, "samples_per_report"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(
+def test_on_invalid_arguments_are_rejected(
     machine: Machine, arguments: dict[str, Any], error: type[Exception], names: str
 ) -> None:
     with pytest.raises(error, match=names):
@@ -194,7 +196,7 @@ def test_arguments_that_make_no_sense_are_refused(
     assert not sampling_threads()
 
 
-def test_without_psutil_on_says_how_to_install_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_without_psutil_names_install_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psutil", None)
     with pytest.raises(MissingExtra, match=r"pip install .*\[profiler\]'"):
         machine.profiler.on()
@@ -205,7 +207,7 @@ def burn() -> None:
         pass
 
 
-def test_a_process_that_computes_shows_in_the_cpu_utilisation(machine: Machine) -> None:
+def test_cpu_utilization_of_busy_process_rises(machine: Machine) -> None:
     child = multiprocessing.get_context("fork").Process(target=burn)
     child.start()
     try:
@@ -217,9 +219,7 @@ def test_a_process_that_computes_shows_in_the_cpu_utilisation(machine: Machine) 
         child.join()
 
 
-def test_utilisation_is_that_of_the_processors_this_process_may_run_on(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_utilization_counts_allowed_processors(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3})
     monkeypatch.setattr(psutil, "cpu_percent", lambda percpu: [100.0, 20.0, 100.0, 40.0])
     machine.profiler.on(0.1, 2)
@@ -231,7 +231,7 @@ def test_utilisation_is_that_of_the_processors_this_process_may_run_on(
     ("limit", "free"),
     [("max", 250), ("1000", 250), ("900", 200), ("600", 0)],
 )
-def test_free_memory_is_what_both_machine_and_control_group_leave(
+def test_free_memory_is_limited_by_control_group(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, free: int
 ) -> None:
     files = {"memory.max": limit, "memory.current": "800", "memory.stat": "anon 700\ninactive_file 100"}
@@ -244,7 +244,7 @@ def test_free_memory_is_what_both_machine_and_control_group_leave(
     assert machine.values("memory")[0] == {"memory_free": free}
 
 
-def test_bytes_over_the_loopback_count_as_network(machine: Machine) -> None:
+def test_network_counts_loopback_bytes(machine: Machine) -> None:
     machine.profiler.on(0.1, 1)
     until(lambda: machine.values("network"))
     with (
@@ -261,7 +261,7 @@ def test_bytes_over_the_loopback_count_as_network(machine: Machine) -> None:
         until(lambda direction=direction: max(row.get(direction, 0) for row in machine.values("network")) > 1 << 20)
 
 
-def test_counters_that_went_back_are_no_rate(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_ignore_counters_that_went_back(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = iter([10, 20, 5, 5])
     counters = (SimpleNamespace(bytes_sent=next(sent, 5), bytes_recv=n) for n in itertools.count(0, 100))
     monkeypatch.setattr(psutil, "net_io_counters", lambda: next(counters))
@@ -272,7 +272,7 @@ def test_counters_that_went_back_are_no_rate(machine: Machine, monkeypatch: pyte
     assert set(back) == {"net_throughput_recv"} and still["net_throughput_sent"] == 0
 
 
-def test_disks_without_counters_still_tell_how_full_they_are(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_without_counters_reports_usage(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "disk_io_counters", lambda: None)
     monkeypatch.setattr(psutil, "net_io_counters", lambda: None)
     machine.profiler.on(0.1, 2)
@@ -281,7 +281,7 @@ def test_disks_without_counters_still_tell_how_full_they_are(machine: Machine, m
     assert not machine.values("network")
 
 
-def test_a_context_journals_what_its_profiler_samples() -> None:
+def test_context_journals_profiler_reports() -> None:
     with core.init(name="profiled") as ctx:
         ctx.profiler.on(0.1, 2)
         until(lambda: len(list(client.run(ctx.run_id).rows("memory"))) >= 2)

@@ -102,12 +102,12 @@ def sampled() -> dict[str, Any]:
     return found[0] if found else {}
 
 
-def test_a_gpu_is_read_with_the_units_of_the_metrics(nvml: Nvml) -> None:
+def test_gpu_metrics_have_their_units(nvml: Nvml) -> None:
     assert sampled() == {uuid: FULL for uuid in UUIDS}
     assert nvml.open == 0, "the library is shut down as often as it was begun"
 
 
-def test_uuids_may_be_bytes(nvml: Nvml) -> None:
+def test_gpu_uuid_of_bytes_is_decoded(nvml: Nvml) -> None:
     nvml.uuids_are_bytes = True
     assert set(sampled()) == set(UUIDS)
 
@@ -129,19 +129,19 @@ def test_uuids_may_be_bytes(nvml: Nvml) -> None:
         ("0,MIG-1234", [0]),
     ],
 )
-def test_cuda_visible_devices_is_read_by_cudas_rules(
+def test_cuda_visible_devices_follows_cudas_rules(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert list(sampled()) == [UUIDS[i] for i in indices]
 
 
-def test_values_that_a_gpu_does_not_offer_are_left_out(nvml: Nvml) -> None:
+def test_unsupported_gpu_values_are_omitted(nvml: Nvml) -> None:
     nvml.lacking = {"power", "temperature"}
     assert sampled()[UUIDS[0]] == {"gpu_util": 40, "gpu_free_memory": 1 << 30}
 
 
-def test_a_lost_gpu_is_named_and_hides_no_other(nvml: Nvml, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_gpu_is_named_and_others_remain(nvml: Nvml, caplog: pytest.LogCaptureFixture) -> None:
     nvml.lost = {UUIDS[1]}
     assert set(sampled()) == {UUIDS[0], UUIDS[2]}
     assert caplog.text.count("omitting GPU-aabb-2, which fails: NVMLError: GPU is lost") == 1
@@ -155,7 +155,7 @@ def test_a_lost_gpu_is_named_and_hides_no_other(nvml: Nvml, caplog: pytest.LogCa
         (Nvml.NVMLError, True),
     ],
 )
-def test_a_machine_whose_gpus_cannot_be_asked_is_sampled_without_them(
+def test_nvml_failure_leaves_other_sensors(
     nvml: Nvml, caplog: pytest.LogCaptureFixture, error: type[Exception], told: bool
 ) -> None:
     nvml.refuses = error
@@ -168,7 +168,7 @@ def test_without_pynvml_the_other_sensors_remain(monkeypatch: pytest.MonkeyPatch
     assert sampled() == {}
 
 
-def test_the_real_module_is_asked_with_names_that_it_has() -> None:
+def test_names_used_exist_in_real_pynvml() -> None:
     pynvml = pytest.importorskip("pynvml")
     for name in vars(Nvml):
         if name.startswith(("nvml", "NVML")):

@@ -30,7 +30,7 @@ def drawn() -> list[Any]:
     ]  # fmt: skip
 
 
-def test_the_same_numbers_again() -> None:
+def test_set_random_state_repeats_numbers() -> None:
     drawn()
     state = core.random_state()
     before = drawn()
@@ -39,7 +39,7 @@ def test_the_same_numbers_again() -> None:
     assert drawn() == before
 
 
-def test_it_is_what_weights_only_reads(tmp_path: Path) -> None:
+def test_random_state_is_read_by_weights_only(tmp_path: Path) -> None:
     state = core.random_state()
     before = drawn()
     torch.save({"random": [state, state]}, tmp_path / "state.pt")
@@ -47,7 +47,7 @@ def test_it_is_what_weights_only_reads(tmp_path: Path) -> None:
     assert drawn() == before
 
 
-def test_lists_of_json_will_do_where_torch_is_left_out() -> None:
+def test_set_random_state_accepts_lists_of_json() -> None:
     state = core.random_state()
     kept = json.loads(json.dumps({key: state[key] for key in ("python", "numpy")}))
     before = drawn()[:4]
@@ -55,7 +55,7 @@ def test_lists_of_json_will_do_where_torch_is_left_out() -> None:
     assert drawn()[:4] == before
 
 
-def test_what_is_not_imported_is_left_out_and_imported_when_it_is_put_back(tmp_path: Path) -> None:
+def test_random_state_omits_libraries_that_are_not_imported(tmp_path: Path) -> None:
     script = (
         "import sys, random\nfrom det_core import core\n"
         "state = core.random_state()\n"
@@ -73,12 +73,12 @@ def test_what_is_not_imported_is_left_out_and_imported_when_it_is_put_back(tmp_p
     assert float(done.stdout) == numpy.random.rand()
 
 
-def test_something_else_is_refused() -> None:
+def test_set_random_state_of_something_else_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"expected what core.random_state\(\) returns, found the keys 'model'"):
         core.set_random_state({"model": 1})
 
 
-def test_an_outage_of_the_master_draws_nothing() -> None:
+def test_master_outage_draws_no_global_random_numbers() -> None:
     """Retries wait for a random while, in whichever thread; the script draws what it would have drawn."""
     asked = threading.Event()
 

@@ -21,7 +21,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
     return lambda: capsys.readouterr().err
 
 
-def test_other_hparams_are_told_and_each_restart_keeps_its_own(said: Any) -> None:
+def test_resume_with_other_hparams_prints_them(said: Any) -> None:
     for rate in (0.1, 0.01):
         with core.init(name="sw", hparams={"lr": rate, "depth": 3}, resume="latest") as ctx:
             ctx.train.report_training_metrics(1 if rate == 0.1 else 2, {"loss": 1.0})
@@ -35,7 +35,7 @@ def test_other_hparams_are_told_and_each_restart_keeps_its_own(said: Any) -> Non
     assert client.run("latest").hparams == {"lr": 0.01, "depth": 3}
 
 
-def test_hparams_that_are_left_out_are_told(said: Any) -> None:
+def test_resume_without_hparams_prints_the_difference(said: Any) -> None:
     for hparams in ({"lr": 0.1}, None):
         with core.init(name="sw", hparams=hparams, resume="latest"):
             pass
@@ -44,7 +44,7 @@ def test_hparams_that_are_left_out_are_told(said: Any) -> None:
     assert re.search(r"hparams \(restart 1\): +none\n", det_core("runs", "show", "latest").stdout)
 
 
-def test_same_settings_are_shown_once(said: Any) -> None:
+def test_resume_with_same_settings_prints_nothing(said: Any) -> None:
     for _ in range(2):
         with core.init(name="sw", hparams={"lr": float("nan")}, resume="latest") as ctx:
             ctx.set_config({"seed": 7})
@@ -53,7 +53,7 @@ def test_same_settings_are_shown_once(said: Any) -> None:
     assert "(restart" not in shown and "config.seed:" in shown
 
 
-def test_another_config_or_storage_is_told(said: Any, tmp_path: Path) -> None:
+def test_resume_with_other_config_or_storage_prints_it(said: Any, tmp_path: Path) -> None:
     with core.init(name="sw") as ctx:
         ctx.set_config({"seed": 7})
     with core.init(name="sw", resume="latest", checkpoint_storage=str(tmp_path / "store")) as ctx:

@@ -59,7 +59,7 @@ def test_preemption_after_which_the_script_saved_says_no_more(last_line: Any) ->
     assert " preempted; to resume it: " in last_line()
 
 
-def test_stop_of_the_script_without_a_save_is_told(last_line: Any) -> None:
+def test_stop_without_a_save_is_printed(last_line: Any) -> None:
     with core.init() as ctx:
         ctx.preempt.should_preempt()
         ctx.train.report_training_metrics(1, {"loss": 1.0})
@@ -69,7 +69,7 @@ def test_stop_of_the_script_without_a_save_is_told(last_line: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["store_path", "store_path in the background", "save", "upload"])
-def test_checkpoint_given_up_for_an_exit_is_told(
+def test_checkpoint_aborted_for_an_exit_is_printed(
     call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(*_: object) -> None:
@@ -92,7 +92,7 @@ def test_checkpoint_given_up_for_an_exit_is_told(
     assert client.run("latest").checkpoints() == []
 
 
-def test_generator_that_is_left_has_not_failed(last_line: Any) -> None:
+def test_closed_generator_has_not_failed(last_line: Any) -> None:
     def steps() -> Iterator[int]:
         with core.init() as ctx:
             for step in range(1, 9):

@@ -16,7 +16,7 @@ def _run_folder(home: Path) -> Path:
     return folder
 
 
-def test_one_operation_of_the_given_length(home: Path) -> None:
+def test_operations_in_bare_run_is_one_of_max_length(home: Path) -> None:
     with core.init(max_length={"epochs": 3}) as ctx:
         lengths = []
         for op in ctx.searcher.operations():
@@ -31,7 +31,7 @@ def test_one_operation_of_the_given_length(home: Path) -> None:
     assert len(run.records("out_of_operations")) == 1
 
 
-def test_without_max_length_the_length_is_1_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_operations_without_max_length_has_length_1(caplog: pytest.LogCaptureFixture) -> None:
     with core.init() as ctx:
         assert [op.length for op in _completing(ctx)] == [1]
         assert ctx.searcher.get_configured_units() is None
@@ -52,7 +52,7 @@ def _completing(ctx: core.Context) -> list[core.SearcherOperation]:
     return seen
 
 
-def test_a_resumed_run_does_not_repeat_a_completed_operation() -> None:
+def test_operations_after_resume_omits_completed_one() -> None:
     with core.init(max_length=2, name="n") as ctx:
         assert len(_completing(ctx)) == 1
     with core.init(max_length=2, name="n", resume="latest") as ctx:
@@ -90,7 +90,7 @@ def test_operation_completed_by_a_record_without_the_metric_is_an_error(metric: 
         op.report_completed(1.0)
 
 
-def test_an_operation_must_be_completed_before_the_next() -> None:
+def test_operations_advanced_before_completion_raises() -> None:
     with core.init() as ctx:
         operations = ctx.searcher.operations()
         next(operations)
@@ -98,13 +98,13 @@ def test_an_operation_must_be_completed_before_the_next() -> None:
             next(operations)
 
 
-def test_leaving_the_loop_early_is_fine() -> None:
+def test_operations_left_by_break_is_allowed() -> None:
     with core.init(max_length=2) as ctx:
         for _ in ctx.searcher.operations():
             break
 
 
-def test_wrong_order_and_values() -> None:
+def test_operation_invalid_order_or_value_raises() -> None:
     with core.init() as ctx:
         op = next(ctx.searcher.operations())
         for bad in (-1, float("nan"), float("inf")):
@@ -123,13 +123,13 @@ def test_wrong_order_and_values() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "3", {"epochs": 1, "batches": 2}, {"steps": 1}, {"epochs": 1.5}, {}])
-def test_a_max_length_that_says_nothing(home: Path, bad: object) -> None:
+def test_init_invalid_max_length_is_rejected(home: Path, bad: object) -> None:
     with pytest.raises((TypeError, ValueError), match="max_length="):
         core.init(max_length=bad)  # type: ignore[arg-type]
     assert not home.exists(), "refused before anything is made"
 
 
-def test_workers_ask_chief() -> None:
+def test_operations_on_all_ranks_are_equal() -> None:
     def rank(distributed: core.DistributedContext) -> list[int]:
         lengths = []
         with core.init(distributed=distributed, max_length=4) as ctx:
@@ -145,7 +145,7 @@ def test_workers_ask_chief() -> None:
     assert as_ranks(3, rank) == [[4], [4], [4]]
 
 
-def test_chief_only() -> None:
+def test_operations_chief_only_raises_on_worker() -> None:
     done = threading.Event()
 
     def rank(distributed: core.DistributedContext) -> int:
@@ -165,7 +165,7 @@ def test_chief_only() -> None:
     assert as_ranks(2, rank) == [1, 0]
 
 
-def test_closed() -> None:
+def test_operations_after_close_raises() -> None:
     ctx = core.init()
     operations = ctx.searcher.operations()
     ctx.close()
@@ -179,19 +179,19 @@ def test_closed() -> None:
     [({"batches": 5}, None, 1), ({"records": 5}, None, 32), ({"epochs": 5}, None, None), (5, core.Unit.BATCHES, 1),
      ({"epochs": 5}, core.Unit.BATCHES, None)],
 )  # fmt: skip
-def test_what_a_batch_counts_in_lengths(length: Any, default: Any, units: int | None) -> None:
+def test_units_per_batch_returns_unit_count(length: Any, default: Any, units: int | None) -> None:
     with core.init(max_length=length) as ctx:
         assert ctx.searcher.units_per_batch(32, default) == units
 
 
-def test_what_a_batch_counts_is_not_known() -> None:
+def test_units_per_batch_unknown_raises() -> None:
     with core.init(max_length=5) as ctx, pytest.raises(ValueError, match="max_length has no unit"):
         ctx.searcher.units_per_batch(32)
     with core.init(max_length={"records": 5}) as ctx, pytest.raises(ValueError, match="needs a known batch size"):
         ctx.searcher.units_per_batch(None)
 
 
-def test_the_metric_that_is_searched_over() -> None:
+def test_metric_of_returns_searcher_metric() -> None:
     np = pytest.importorskip("numpy")
     with core.init(searcher_metric="error") as ctx:
         metric_of = ctx.searcher.metric_of

@@ -39,7 +39,7 @@ ranks.close()
 """
 
 
-def test_ranks_with_one_secret_join_and_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_file_joins_equal_and_rejects_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with running(SCRIPT, 2, tmp_path) as ranks:
         assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
@@ -49,13 +49,13 @@ def test_ranks_with_one_secret_join_and_another_is_refused(tmp_path: Path, monke
         assert joined == "joined [0, 1]"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_file_unreadable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_CORE_SECRET_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"DET_CORE_SECRET_FILE=.*nowhere: No such file or directory"):
         core.DistributedContext.detect()
 
 
-def test_an_empty_file_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_file_empty_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("\n")
     monkeypatch.setenv("DET_CORE_SECRET_FILE", str(tmp_path / "secret"))
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET="):
@@ -63,7 +63,7 @@ def test_an_empty_file_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("by_file", [False, True])
-def test_a_secret_that_can_be_guessed_is_refused(
+def test_secret_below_minimum_length_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
 ) -> None:
     (tmp_path / "secret").write_text("fifteen letters\n")

@@ -59,7 +59,7 @@ class Scalarish:
         return 1.5
 
 
-def test_scalars_come_back_under_their_group() -> None:
+def test_reported_scalars_have_group_tags() -> None:
     def work(ctx: core.Context) -> None:
         ctx.train.report_training_metrics(1, {"loss": 0.5, "epoch": 1})
         ctx.train.report_training_metrics(2, {"loss": 0.25})
@@ -74,7 +74,7 @@ def test_scalars_come_back_under_their_group() -> None:
     }
 
 
-def test_only_numbers_of_reports_are_drawn() -> None:
+def test_values_other_than_numbers_are_ignored() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     reported = {
         "bool": True,
@@ -106,7 +106,7 @@ def test_only_numbers_of_reports_are_drawn() -> None:
     }
 
 
-def test_write_scalars_leaves_out_what_is_no_number() -> None:
+def test_write_scalars_ignores_other_values() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     given = {
         "int": 1,
@@ -123,7 +123,7 @@ def test_write_scalars_leaves_out_what_is_no_number() -> None:
     assert found == {"int": [(3, 1.0)], "nested/np": [(3, 0.5)], "torch": [(3, 1.5)]}
 
 
-def test_numbers_that_are_not_finite_are_drawn() -> None:
+def test_nonfinite_numbers_are_written() -> None:
     values = {"nan": math.nan, "inf": math.inf, "ninf": -math.inf, "over": 1e300}
     for write in (
         lambda ctx: ctx.train.report_metrics("g", 1, {"in": values}),
@@ -134,7 +134,7 @@ def test_numbers_that_are_not_finite_are_drawn() -> None:
         assert (found["g/in/inf"], found["g/in/ninf"], found["g/in/over"]) == (math.inf, -math.inf, math.inf)
 
 
-def test_a_value_is_the_one_it_had_when_reported() -> None:
+def test_written_value_is_the_one_at_the_report() -> None:
     torch = pytest.importorskip("torch")
     loss, metrics = torch.tensor(1.0), {"plain": 1.0}
 
@@ -149,7 +149,7 @@ def test_a_value_is_the_one_it_had_when_reported() -> None:
     assert drawn(work) == {tag: [(i, float(i)) for i in range(50)] for tag in ("g/plain", "g/loss", "direct")}
 
 
-def test_nothing_is_made_without_a_number_and_a_step() -> None:
+def test_report_without_number_or_step_creates_no_file() -> None:
     with core.init(tensorboard_mode=AUTO) as ctx:
         assert not drawing_threads(), "before the first report"
         ctx.profiler.on(0.1, 1)
@@ -159,13 +159,13 @@ def test_nothing_is_made_without_a_number_and_a_step() -> None:
     assert not drawing_threads()
 
 
-def test_points_become_readable_by_themselves() -> None:
+def test_points_become_readable_without_close() -> None:
     with core.init(tensorboard_mode=AUTO) as ctx:
         ctx.train.report_training_metrics(1, {"x": 1.0})
         until(lambda: folder_of(ctx).exists() and "training/x" in points(folder_of(ctx)))
 
 
-def test_many_threads_report_at_once() -> None:
+def test_write_scalars_from_many_threads_keeps_every_point() -> None:
     def work(ctx: core.Context) -> None:
         def report(name: int) -> None:
             for step in range(300):
@@ -182,7 +182,7 @@ def test_many_threads_report_at_once() -> None:
     assert drawn(work) == {tag: expected for i in range(4) for tag in (f"g{i}/m", f"m{i}")}
 
 
-def test_a_folder_that_cannot_be_made_for_a_while_costs_no_point(caplog: pytest.LogCaptureFixture) -> None:
+def test_directory_unavailable_for_a_while_loses_no_point(caplog: pytest.LogCaptureFixture) -> None:
     with core.init(tensorboard_mode=AUTO) as ctx:
         in_the_way = folder_of(ctx).parent
         in_the_way.write_text("a file")
@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_made_for_a_while_costs_no_point(caplog: pytest.
     assert "lacks points" not in caplog.text
 
 
-def test_a_folder_that_can_never_be_made_fails_no_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_directory_never_available_does_not_fail_the_run(caplog: pytest.LogCaptureFixture) -> None:
     with core.init(tensorboard_mode=AUTO) as ctx:
         folder_of(ctx).parent.write_text("a file")
         ctx.train.report_training_metrics(1, {"x": 1.0})
@@ -208,7 +208,7 @@ def test_a_folder_that_can_never_be_made_fails_no_run(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_a_file_that_is_deleted_is_written_again_from_the_journal(what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_deleted_event_file_is_rewritten_from_journal(what: str, caplog: pytest.LogCaptureFixture) -> None:
     with core.init(tensorboard_mode=AUTO) as ctx:
         for step in range(1, 4):
             ctx.train.report_training_metrics(step, {"x": 1.0})
@@ -224,7 +224,7 @@ def test_a_file_that_is_deleted_is_written_again_from_the_journal(what: str, cap
     assert caplog.text.count("was deleted; writing it again") == 1
 
 
-def test_a_disk_that_hangs_holds_close_up_for_seconds_only(
+def test_close_with_hanging_disk_returns_after_timeout(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from det_core.core import _event_file
@@ -243,9 +243,7 @@ def test_a_disk_that_hangs_holds_close_up_for_seconds_only(
         thread.join()
 
 
-def test_a_script_that_writes_faster_than_the_thread_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_write_scalars_with_full_queue_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("det_core.core._event_writer.MAX_QUEUED_CALLS", 10)
     monkeypatch.setattr("det_core.core._event_writer.POLL_INTERVAL", 3600.0)
     with caplog.at_level(logging.WARNING, "det_core.core"), core.init(tensorboard_mode=MANUAL) as ctx:
@@ -256,7 +254,7 @@ def test_a_script_that_writes_faster_than_the_thread_is_told(
     assert "dropped 20 write_scalars() calls" in caplog.text
 
 
-def test_a_forked_process_leaves_the_file_alone() -> None:
+def test_forked_process_does_not_write_the_event_file() -> None:
     with core.init(tensorboard_mode=MANUAL) as ctx:
         ctx.train.write_scalars(1, {"x": 1.0})
         ctx.train.sync_tensorboard()
@@ -281,14 +279,14 @@ print(sorted({"torch", "tensorflow", "tensorboardX", "boto3", "google.cloud.stor
 """
 
 
-def test_writing_imports_neither_torch_nor_what_else_takes_long() -> None:
+def test_event_writer_imports_no_slow_packages() -> None:
     done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, check=True)
     folder, imported = done.stdout.splitlines()
     assert imported == "[]"
     assert points(Path(folder)) == {"training/loss": [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]}
 
 
-def test_a_folder_called_tensorboard_is_not_the_package(tmp_path: Path) -> None:
+def test_directory_named_tensorboard_is_not_the_package(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").mkdir()
     script = "import sys; sys.path[:] = [sys.argv[1], *(p for p in sys.path if 'site-packages' not in p)]\n"
     script += f"sys.path.append({str(Path(core.__file__).parents[2])!r})\n"
@@ -299,7 +297,7 @@ def test_a_folder_called_tensorboard_is_not_the_package(tmp_path: Path) -> None:
     assert done.stdout == "TensorboardMode.MANUAL\n"
 
 
-def test_a_context_writes_what_is_reported_and_a_resumed_run_has_every_step_once() -> None:
+def test_resumed_run_has_every_step_once() -> None:
     for resume, steps in ((None, range(1, 6)), ("latest", range(4, 9))):
         with core.init(name="drawn", resume=resume) as ctx:
             for step in steps:
@@ -352,7 +350,7 @@ def exported(run_id: str) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_resumed_run_draws_what_killed_processes_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_writes_rows_of_killed_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows up to the checkpoint count, and nothing of them was drawn: the next process is killed as early."""
     for last, save_at in ((60, 50), (60, 55)):
         with monkeypatch.context() as patch:
@@ -365,9 +363,7 @@ def test_resumed_run_draws_what_killed_processes_left(tmp_path: Path, monkeypatc
     assert [step for step, _ in found["training/loss"]] == [*range(1, 71)]
 
 
-def test_run_killed_at_its_end_is_drawn_by_a_process_that_reports_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_killed_at_its_end_is_written_by_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("det_core.core._event_writer.POLL_INTERVAL", 3600.0)
         patch.setattr("det_core.core._tensorboard.TensorboardFiles.sync", kill_self)
@@ -382,7 +378,7 @@ def test_run_killed_at_its_end_is_drawn_by_a_process_that_reports_nothing(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("number", [1, 2])
-def test_process_killed_while_it_draws_leaves_no_hole_and_nothing_twice(
+def test_process_killed_while_writing_leaves_no_gap_or_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, number: int
 ) -> None:
     from det_core.core import _event_file
@@ -421,7 +417,7 @@ def test_process_killed_while_it_draws_leaves_no_hole_and_nothing_twice(
     assert found == exported(run_id)
 
 
-def test_steps_of_one_group_that_are_epochs_drop_nothing_of_another(tmp_path: Path) -> None:
+def test_group_with_epoch_steps_drops_no_rows_of_another(tmp_path: Path) -> None:
     """A mark counts for all tags: at the step of the first rows, epoch 6, batches 6 to 50 were gone."""
     session(60, tmp_path, save_at=50, epochs=True)
     run_id = session(80, tmp_path, epochs=True)
@@ -429,7 +425,7 @@ def test_steps_of_one_group_that_are_epochs_drop_nothing_of_another(tmp_path: Pa
     assert found["training/loss"] == exported(run_id)["training/loss"]
 
 
-def test_files_deleted_between_two_processes_are_written_again(tmp_path: Path) -> None:
+def test_event_files_deleted_between_processes_are_rewritten(tmp_path: Path) -> None:
     for last, save_at in ((20, 15), (40, 30)):
         run_id = session(last, tmp_path, save_at=save_at)
     local = Path(client.run(run_id).path, "tensorboard", "rank-0")
@@ -445,7 +441,7 @@ def test_files_deleted_between_two_processes_are_written_again(tmp_path: Path) -
     assert {step for step, _ in found} == {step for step, _ in exported(run_id)["training/loss"]}, "no hole"
 
 
-def test_file_of_a_machine_whose_clock_is_behind_comes_last(tmp_path: Path) -> None:
+def test_event_file_of_slow_clock_sorts_last(tmp_path: Path) -> None:
     from det_core.core._event_file import EventFile
 
     ahead = tmp_path / "events.out.tfevents.9999999999.000001.other.7"
@@ -456,7 +452,7 @@ def test_file_of_a_machine_whose_clock_is_behind_comes_last(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", [AUTO, MANUAL])
-def test_scalars_of_their_own_names_are_written_in_both_modes(mode: core.TensorboardMode, home: Path) -> None:
+def test_write_scalars_works_in_both_modes(mode: core.TensorboardMode, home: Path) -> None:
     torch = pytest.importorskip("torch")
     with core.init(tensorboard_mode=mode) as ctx:
         for step in range(1, 4):
@@ -472,7 +468,7 @@ def test_scalars_of_their_own_names_are_written_in_both_modes(mode: core.Tensorb
     assert client.run(ctx.run_id).metrics("Loss").empty, "nothing of it is reported"
 
 
-def test_scalars_without_the_extra_are_told_of_once(
+def test_write_scalars_without_extra_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module in ("_tensorboard", "_event_writer"):
@@ -484,7 +480,7 @@ def test_scalars_without_the_extra_are_told_of_once(
 
 
 @pytest.mark.parametrize("mode", [AUTO, MANUAL])
-def test_what_there_is_now_is_shipped(mode: core.TensorboardMode, tmp_path: Path) -> None:
+def test_sync_copies_current_files(mode: core.TensorboardMode, tmp_path: Path) -> None:
     with core.init(tensorboard_mode=mode, checkpoint_storage=tmp_path / "store") as ctx:
         kept = tmp_path / "store" / "tensorboard" / ctx.run_id
         ctx.train.sync_tensorboard()
@@ -501,7 +497,7 @@ def test_what_there_is_now_is_shipped(mode: core.TensorboardMode, tmp_path: Path
     assert points(kept) == {"x": shipped}
 
 
-def test_the_files_of_each_rank_are_kept_apart(tmp_path: Path) -> None:
+def test_sync_separates_files_of_ranks(tmp_path: Path) -> None:
     def rank(distributed: core.DistributedContext) -> str:
         store = tmp_path / "store"
         with core.init(distributed=distributed, tensorboard_mode=MANUAL, checkpoint_storage=store) as ctx:
@@ -515,7 +511,7 @@ def test_the_files_of_each_rank_are_kept_apart(tmp_path: Path) -> None:
     assert sorted(p.name == "rank-1" for p in kept.iterdir()) == [False, True]
 
 
-def test_a_writer_of_the_users_beside_ours(tmp_path: Path) -> None:
+def test_sync_copies_files_of_user_writer(tmp_path: Path) -> None:
     """Two writers, a file each; both curves have every step once, also after a resume, and each file is kept once."""
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     store = tmp_path / "store"

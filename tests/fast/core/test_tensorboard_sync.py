@@ -44,12 +44,12 @@ def files(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_all_files_are_copied_under_their_own_names(ctx: core.Context, uploaded: Path) -> None:
+def test_upload_copies_all_files_under_their_names(ctx: core.Context, uploaded: Path) -> None:
     ctx.train.upload_tensorboard_files()
     assert files(uploaded) == {name: name for name in ("events.1", "sub/events.2", "sub/notes.txt")}
 
 
-def test_the_selector_chooses_and_the_mangler_renames_by_rank(ctx: core.Context, uploaded: Path) -> None:
+def test_upload_selects_and_renames_files(ctx: core.Context, uploaded: Path) -> None:
     seen: list[Path] = []
 
     def selector(path: Path) -> bool:
@@ -62,7 +62,7 @@ def test_the_selector_chooses_and_the_mangler_renames_by_rank(ctx: core.Context,
 
 
 @pytest.mark.parametrize("target", ["../out", "a/../../out", "/tmp/out", "..", ".", "a/.."])
-def test_a_name_that_leaves_the_destination_is_refused_before_anything_is_copied(
+def test_upload_path_outside_destination_is_rejected_before_copying(
     ctx: core.Context, uploaded: Path, target: str
 ) -> None:
     def mangler(path: Path, rank: int) -> Path:
@@ -73,20 +73,20 @@ def test_a_name_that_leaves_the_destination_is_refused_before_anything_is_copied
     assert not uploaded.exists()
 
 
-def test_two_files_of_one_name_are_refused_before_anything_is_copied(ctx: core.Context, uploaded: Path) -> None:
+def test_upload_duplicate_name_is_rejected_before_copying(ctx: core.Context, uploaded: Path) -> None:
     with pytest.raises(ValueError, match=r"'same' for both 'events\.1' and 'sub/events\.2'"):
         ctx.train.upload_tensorboard_files(mangler=lambda path, rank: Path("same"))
     assert not uploaded.exists()
 
 
-def test_an_older_copy_is_replaced_and_nothing_lies_beside_it(ctx: core.Context, uploaded: Path) -> None:
+def test_upload_replaces_older_copy(ctx: core.Context, uploaded: Path) -> None:
     uploaded.mkdir()
     (uploaded / "events.1").write_text("an older and longer text")
     ctx.train.upload_tensorboard_files()
     assert files(uploaded) == files(ctx.train.get_tensorboard_path())
 
 
-def test_a_destination_that_cannot_be_written_is_named_and_keeps_what_it_had(ctx: core.Context, uploaded: Path) -> None:
+def test_upload_unwritable_destination_is_named(ctx: core.Context, uploaded: Path) -> None:
     uploaded.mkdir()
     (uploaded / "sub").write_text("a file where a folder is needed")
     with pytest.raises(TensorboardError, match=r"copying .*sub/events\.2 to .*uploaded/sub/events\.2"):
@@ -108,7 +108,7 @@ def test_sync_copies_only_what_changed(synced: tuple[Callable[[], None], Path, P
     assert files(kept) == {"a": "a+", "sub/c": "sub/c"}
 
 
-def test_what_could_not_be_copied_is_tried_again(synced: tuple[Callable[[], None], Path, Path]) -> None:
+def test_sync_retries_failed_copies(synced: tuple[Callable[[], None], Path, Path]) -> None:
     sync, source, kept = synced
     (kept / "sub" / "b").mkdir(parents=True)
     with pytest.raises(TensorboardError, match=r"copying .*sub/b to .*sub/b: "):
@@ -119,7 +119,7 @@ def test_what_could_not_be_copied_is_tried_again(synced: tuple[Callable[[], None
     assert files(kept) == files(source)
 
 
-def test_links_to_nothing_and_copies_under_way_are_left_out(
+def test_sync_ignores_broken_links_and_staging_files(
     synced: tuple[Callable[[], None], Path, Path], tmp_path: Path
 ) -> None:
     sync, source, kept = synced

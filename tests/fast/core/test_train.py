@@ -17,7 +17,7 @@ def _run(home: Path) -> RunRecord:
     return read_run(folder)
 
 
-def test_what_is_reported_is_in_the_run(home: Path) -> None:
+def test_reports_are_in_the_run(home: Path) -> None:
     with core.init() as ctx:
         ctx.train.report_training_metrics(
             1, {"loss": 0.5, "n": np.float32(2)}, batch_metrics=[{"loss": 0.6}, {"loss": 0.4}]
@@ -52,7 +52,7 @@ def test_what_is_reported_is_in_the_run(home: Path) -> None:
         ("validation", 1, {"acc": None}, "acc"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(home: Path, group: str, steps: object, metrics: object, said: str) -> None:
+def test_report_invalid_value_is_rejected(home: Path, group: str, steps: object, metrics: object, said: str) -> None:
     with core.init() as ctx:
         with pytest.raises((TypeError, ValueError)) as e:
             ctx.train.report_metrics(group, steps, metrics)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_what_cannot_be_stored_is_refused(home: Path, group: str, steps: object,
     assert all(not _run(home).rows(g) for g in ("training", "validation"))
 
 
-def test_the_same_key_of_the_same_step_twice() -> None:
+def test_report_other_value_of_a_key_is_rejected() -> None:
     with core.init() as ctx:
         ctx.train.report_training_metrics(1, {"loss": 0.5})
         ctx.train.report_training_metrics(1, {"loss": 0.5})
@@ -69,7 +69,7 @@ def test_the_same_key_of_the_same_step_twice() -> None:
             ctx.train.report_training_metrics(1, {"loss": 0.4})
 
 
-def test_a_tensor_changed_in_place_after_its_report_keeps_the_reported_value(home: Path) -> None:
+def test_report_tensor_changed_in_place_keeps_reported_value(home: Path) -> None:
     torch = pytest.importorskip("torch")
     loss = torch.tensor(0.5, requires_grad=True)
     with core.init(tensorboard_mode=MANUAL) as ctx:
@@ -80,7 +80,7 @@ def test_a_tensor_changed_in_place_after_its_report_keeps_the_reported_value(hom
     assert [row.metrics["loss"] for row in _run(home).rows("training")] == [0.5, 7.0]
 
 
-def test_progress_and_status_arguments() -> None:
+def test_progress_and_status_invalid_arguments_are_rejected() -> None:
     with core.init() as ctx:
         for bad in (-0.1, 1.1, float("nan")):
             with pytest.raises(ValueError, match="fraction from 0 to 1"):
@@ -94,7 +94,7 @@ def test_progress_and_status_arguments() -> None:
             ctx.train.report_early_exit("because")  # type: ignore[arg-type]
 
 
-def test_metadata_is_what_was_set_last_also_after_a_resume() -> None:
+def test_metadata_after_resume_is_the_last_set() -> None:
     with core.init(name="m") as ctx:
         assert ctx.train.get_metadata() == {}
         assert ctx.train.set_metadata({"a": 1}) == {"a": 1}
@@ -106,7 +106,7 @@ def test_metadata_is_what_was_set_last_also_after_a_resume() -> None:
         assert ctx.train.get_metadata() == {"b": {"c": [1, None]}}
 
 
-def test_metadata_set_by_one_rank_is_seen_by_all() -> None:
+def test_metadata_of_one_rank_is_read_on_all() -> None:
     def rank(distributed: core.DistributedContext) -> object:
         with core.init(distributed=distributed, tensorboard_mode=MANUAL) as ctx:
             if distributed.rank == 1:
@@ -117,7 +117,7 @@ def test_metadata_set_by_one_rank_is_seen_by_all() -> None:
     assert as_ranks(2, rank) == [{"by": 1}] * 2
 
 
-def test_best_validation_by_name() -> None:
+def test_best_validation_of_searcher_metric() -> None:
     with core.init(searcher_metric="acc", smaller_is_better=False) as ctx:
         assert ctx.train.get_experiment_best_validation() is None
         for step, acc in enumerate([0.5, 0.9, float("nan"), 0.7]):
@@ -134,7 +134,7 @@ def test_best_validation_of_operations() -> None:
         assert ctx.train.get_experiment_best_validation() == 0.25
 
 
-def test_auto_writes_event_files_beside_the_checkpoints(tmp_path: Path) -> None:
+def test_auto_mode_copies_event_files_to_storage(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     storage = tmp_path / "storage"
     with core.init(checkpoint_storage=str(storage), tensorboard_mode=core.TensorboardMode.AUTO) as ctx:
@@ -146,9 +146,7 @@ def test_auto_writes_event_files_beside_the_checkpoints(tmp_path: Path) -> None:
     assert list((storage / "tensorboard" / ctx.run_id).rglob("events.*"))
 
 
-def test_a_copy_of_event_files_that_fails_does_not_fail_the_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_copy_of_event_files_does_not_fail_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     storage = tmp_path / "storage"
     ctx = core.init(checkpoint_storage=str(storage), tensorboard_mode=core.TensorboardMode.AUTO)
     storage.mkdir()
@@ -164,7 +162,7 @@ def test_a_copy_of_event_files_that_fails_does_not_fail_the_checkpoint(
     assert client.run(ctx.run_id).state == "completed", "a copy of a view fails no run whose record is whole"
 
 
-def test_manual_uploads_what_the_script_selects(tmp_path: Path) -> None:
+def test_manual_mode_uploads_selected_files(tmp_path: Path) -> None:
     storage = tmp_path / "storage"
 
     def rank(distributed: core.DistributedContext) -> str:
@@ -188,7 +186,7 @@ def test_manual_uploads_what_the_script_selects(tmp_path: Path) -> None:
     assert (kept / "1-mine.events").read_text() == "1"
 
 
-def test_reports_after_close() -> None:
+def test_report_after_close_raises() -> None:
     ctx = core.init()
     ctx.close()
     for call in (

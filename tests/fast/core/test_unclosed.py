@@ -36,7 +36,7 @@ def lines(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "end"), [("folder", "raise ArithmeticError('x')"), ("bucket", ""), ("bucket", "raise SystemExit(0)")]
 )
-def test_what_was_saved_and_reported_is_there(
+def test_unclosed_context_keeps_saves_and_reports(
     kind: str, end: str, tmp_path: Path, home: Path, request: pytest.FixtureRequest
 ) -> None:
     storage: Any = str(tmp_path / "store")
@@ -57,14 +57,14 @@ def test_what_was_saved_and_reported_is_there(
     assert f"DET_CORE_RESUME={run.run_id}" in last
 
 
-def test_what_is_closed_is_not_told(tmp_path: Path, home: Path) -> None:
+def test_closed_context_prints_no_unclosed_notice(tmp_path: Path, home: Path) -> None:
     script = "from det_core import core\nctx = core.init()\nctx.close()\nwith core.init() as ctx:\n    pass\n"
     done = scripts.run(script, tmp_path)
     assert done.returncode == 0 and "not closed" not in done.stdout
     assert client.run("latest").state == "completed"
 
 
-def test_a_forked_child_leaves_it_to_its_parent(tmp_path: Path, home: Path) -> None:
+def test_forked_child_leaves_closing_to_its_parent(tmp_path: Path, home: Path) -> None:
     script = """
 import multiprocessing
 from det_core import core
@@ -80,7 +80,7 @@ ctx.close()
     assert client.run("latest").state == "completed"
 
 
-def test_a_failure_is_told(tmp_path: Path, home: Path) -> None:
+def test_unclosed_context_prints_close_failure(tmp_path: Path, home: Path) -> None:
     """Nobody is left to be raised at."""
     before = """
 from det_core.storage import _directory

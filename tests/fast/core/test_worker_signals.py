@@ -17,12 +17,12 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize(
     ("method", "number", "to_each"), [("fork", signal.SIGTERM, False), ("forkserver", signal.SIGHUP, True)]
 )
-def test_loader_whose_job_is_told_to_stop_keeps_its_workers(method: str, number: int, to_each: bool) -> None:
+def test_loader_of_signalled_job_keeps_its_workers(method: str, number: int, to_each: bool) -> None:
     stopped = stop("bare", method, number, to_each=to_each)
     assert stopped.is_right, stopped.output
 
 
-def test_stuck_worker_holds_up_no_exit() -> None:
+def test_stuck_worker_does_not_block_exit() -> None:
     stopped = stop("bare", "fork", signal.SIGTERM, to_each=False, form="stuck")
     assert stopped.is_right, stopped.output
 
@@ -35,7 +35,7 @@ def test_trainer_whose_worker_dies_of_the_signal_saves(kind: str) -> None:
     assert "the loader failed after a signal to stop: DataLoader worker" in stopped.output
 
 
-def test_script_whose_worker_dies_of_the_signal_says_what_is_lost() -> None:
+def test_script_whose_worker_dies_of_the_signal_prints_the_loss() -> None:
     with training("bare", "fork", FORM="dies") as started:
         stopped = started.end()
     assert stopped.status == 1 and not stopped.saved and not stopped.left
