@@ -25,7 +25,7 @@ def seed() -> int:
     return drawn
 
 
-def test_many_kills_spare_the_newest_checkpoint(seed: int, tmp_path: Path) -> None:
+def test_many_kills_keep_the_newest_checkpoint(seed: int, tmp_path: Path) -> None:
     kills(tmp_path, 200, seed)
 
 
@@ -33,7 +33,7 @@ def test_many_kills_while_states_are_saved(seed: int, tmp_path: Path) -> None:
     saves(tmp_path, 200, seed)
 
 
-def test_many_killed_writers_leave_whole_checkpoints(seed: int, tmp_path: Path) -> None:
+def test_many_killed_writers_leave_intact_checkpoints(seed: int, tmp_path: Path) -> None:
     killed_writers(tmp_path, 100, seed)
 
 
@@ -45,13 +45,15 @@ def test_many_killed_writers_leave_whole_checkpoints(seed: int, tmp_path: Path) 
         faults.save_in_background,
     ],
 )  # fmt: skip
-def test_every_call_of_every_way_to_save(operation: faults.Operation, how: str, memory: Path) -> None:
+def test_save_fault_at_every_call_leaves_intact_checkpoints(
+    operation: faults.Operation, how: str, memory: Path
+) -> None:
     faults.test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation, how, memory)
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("existing", [False, True])
-def test_every_call_of_a_download(existing: bool, how: str, memory: Path) -> None:
+def test_download_fault_at_every_call_leaves_intact_files(existing: bool, how: str, memory: Path) -> None:
     faults.test_download_that_fails_leaves_the_folder_as_it_was(existing, how, memory)
 
 
@@ -62,5 +64,5 @@ def test_death_at_every_call(name: str, memory: Path) -> None:
 
 @pytest.mark.parametrize("how", ["EIO", "ENOSPC", "dead"])
 @pytest.mark.parametrize("committed", [None, 4])
-def test_every_call_of_a_gc(how: str, committed: int | None, memory: Path) -> None:
+def test_gc_fault_at_every_call_leaves_intact_checkpoints(how: str, committed: int | None, memory: Path) -> None:
     every_call_of_a_gc_fails_once(how, committed, memory)

@@ -22,18 +22,20 @@ __all__ = ["master"]
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("fault", [LOST, RESET, BUSY, TRUNCATED, SLOW])
 @pytest.mark.parametrize("nth", [2, 3])
-def test_each_fault_of_the_network(version: str, size: int, fault: str, nth: int, tmp_path: Path) -> None:
+def test_trial_each_network_fault_loses_no_report(
+    version: str, size: int, fault: str, nth: int, tmp_path: Path
+) -> None:
     under_faults(version, size, tmp_path, every(nth, (fault,)))
 
 
 @pytest.mark.parametrize("version", [MIDDLE, NEW])
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("first", [1, 2, 5, 12, 30])
-def test_a_master_that_is_gone_from_any_request_on(version: str, size: int, first: int, tmp_path: Path) -> None:
+def test_trial_master_lost_at_any_request_loses_no_report(version: str, size: int, first: int, tmp_path: Path) -> None:
     under_faults(version, size, tmp_path, gone(first, 3.0))
 
 
-def test_four_ranks_over_a_faulty_network(master: Running, tmp_path: Path) -> None:
+def test_trial_of_four_ranks_over_faulty_network_loses_no_report(master: Running, tmp_path: Path) -> None:
     spec = launched(master, tmp_path, 10)
     faults = (LOST, RESET, BUSY, TRUNCATED)
     with proxy_before(master.url) as proxy:

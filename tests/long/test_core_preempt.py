@@ -20,18 +20,18 @@ def seed() -> int:
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_signal_to_any_rank_stops_all_at_the_same_call(size: int, seed: int, tmp_path: Path) -> None:
+def test_signal_to_any_rank_stops_all_at_one_call(size: int, seed: int, tmp_path: Path) -> None:
     signal_every_round(tmp_path, size, 1000, seed)
 
 
-def test_a_request_on_any_rank_stops_all_at_one_call(seed: int, tmp_path: Path) -> None:
+def test_request_on_any_rank_stops_all_at_one_call(seed: int, tmp_path: Path) -> None:
     requests(tmp_path, 1000, seed)
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_a_request_and_a_signal_at_one_moment(size: int, seed: int, tmp_path: Path) -> None:
+def test_request_and_signal_at_one_moment_is_a_preemption(size: int, seed: int, tmp_path: Path) -> None:
     requests_and_signals(tmp_path, size, 300, seed)
 
 
-def test_a_request_and_the_masters_preemption_at_one_moment(seed: int, tmp_path: Path) -> None:
+def test_request_and_masters_preemption_at_one_moment_agree(seed: int, tmp_path: Path) -> None:
     requests_and_pauses(tmp_path, 50, seed)

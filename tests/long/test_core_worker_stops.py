@@ -33,7 +33,7 @@ def test_every_form_of_stop_saves(kind: str, method: str, number: int, to: str) 
 @pytest.mark.parametrize("form", ["slow", "stuck", "gil"])
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("method", METHODS)
-def test_slow_and_stuck_workers_hold_up_no_save(method: str, number: int, form: str) -> None:
+def test_slow_and_stuck_workers_do_not_block_the_save(method: str, number: int, form: str) -> None:
     tries("bare", method, number, "group", form, OTHER_TRIES)
 
 
