@@ -16,7 +16,7 @@ from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, n
 from det_core.accelerated._batches import check_given, evaluation_batches, in_groups, training_batches
 from det_core.accelerated._data import whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
-from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of, open_context
+from det_core.accelerated._managed import Managed, Ranks, counts_of, open_context
 from det_core.accelerated._strategy import Strategy
 from det_core.accelerated.run_config import TrainerRunConfig
 
@@ -498,10 +498,9 @@ def _heed_requests(trainer: TrainingLoop) -> None:
         session.ranks.preempt.request(str(session.stop))
     if not session.ranks.preempt.should_preempt():
         return
-    reason = str(session.ranks.preempt.reason)
-    if reason not in PREEMPTIONS:
+    if not session.ranks.preempt.is_preemption:
         session.taken()
-        raise AgreedStop(reason)
+        raise AgreedStop(str(session.ranks.preempt.reason))
     session.preempted = session.run.left = True
     if session.managed is not None:
         session.managed.has_left = True

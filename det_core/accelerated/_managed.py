@@ -19,9 +19,6 @@ from det_core.accelerated.tracking import RunHistory
 if TYPE_CHECKING:
     from det_core import core
 
-PREEMPTIONS = ("signal", "master")
-"""The reasons of a stop after which the trial goes on later."""
-
 
 def open_context(given: core.Context | None) -> core.Context | None:
     """The context to train in: the one given, else the one that is open. Imports nothing if nobody has."""

@@ -162,6 +162,11 @@ class PreemptContext:
         return self._reason
 
     @property
+    def is_preemption(self) -> bool:
+        """Whether :attr:`reason` is a preemption: not None, and not the script's own."""
+        return self._reason in PREEMPTION_REASONS
+
+    @property
     def stopped_by_script(self) -> bool:
         """Whether the last call returned True because of a :meth:`request` alone."""
         return 0 < self._stopped_at == self._side.calls

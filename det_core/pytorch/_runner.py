@@ -41,8 +41,6 @@ from det_core.pytorch._trial_context import TrialContext
 from det_core.pytorch._validation import Validation
 
 logger = logging.getLogger("det_core.pytorch")
-PREEMPTIONS = ("signal", "master")
-"""Reasons of stops after which the job resumes later."""
 TENSORBOARD_SYNC_INTERVAL = 10.0
 """Seconds between two copies of TensorBoard's files: each waits for the disk, and sends whole files to the store."""
 
@@ -265,7 +263,7 @@ class Runner:
             else:
                 length = self._length_of(op)
             if self._run_operation(length) is Outcome.STOPPED:
-                self._context._preempted = self._core.preempt.reason in PREEMPTIONS
+                self._context._preempted = self._core.preempt.is_preemption
                 return
 
     def _last_validation(self) -> int | None:

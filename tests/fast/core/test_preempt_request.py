@@ -183,6 +183,7 @@ def test_request_on_single_rank_stops_next_call(capfd: pytest.CaptureFixture[str
     with core.init() as ctx:
         preempt = ctx.preempt
         assert not preempt.should_preempt() and not preempt.requested and preempt.reason is None
+        assert not preempt.is_preemption
         preempt.request("NaN in the loss")
         preempt.request("asked twice")
         assert preempt.requested
@@ -190,7 +191,7 @@ def test_request_on_single_rank_stops_next_call(capfd: pytest.CaptureFixture[str
         assert preempt.reason == "NaN in the loss" and not preempt.acknowledged and not preempt.requested
         assert not preempt.should_preempt(), "a stop of the script's own is over once it is answered"
         preempt.request()
-        assert preempt.should_preempt() and preempt.reason == ""
+        assert preempt.should_preempt() and preempt.reason == "" and not preempt.is_preemption
         preempt.request("the last word")
         assert preempt.should_preempt()
     run = client.run(ctx.run_id)
@@ -214,6 +215,7 @@ def test_signal_after_request_is_a_preemption() -> None:
         ctx.preempt.request("mine")
         os.kill(os.getpid(), signal.SIGUSR1)
         assert ctx.preempt.should_preempt() and ctx.preempt.reason == "signal" and ctx.preempt.acknowledged
+        assert ctx.preempt.is_preemption
         assert ctx.preempt.should_preempt() and ctx.preempt.requested
         ctx.preempt.request("too late")
         assert ctx.preempt.should_preempt() and ctx.preempt.reason == "signal"
