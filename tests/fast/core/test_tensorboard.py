@@ -387,8 +387,8 @@ def test_process_killed_while_writing_leaves_no_gap_or_repeat(
     writes: list[int] = []
 
     def flush_and_die(file: _event_file.EventFile) -> None:
-        if file._waiting:
-            writes.append(len(file._waiting))
+        if file._pending:
+            writes.append(len(file._pending))
             if moment == "before" and len(writes) == number:
                 kill_self()
         flush(file)
