@@ -1,4 +1,4 @@
-"""Freezing parts of a model, and giving them back to the optimizer group by group."""
+"""Freeze parts of a model, and unfreeze them group by group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 BN_MODULES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""The kinds of module that a :class:`ModelFreezer` leaves alone unless told otherwise."""
+"""Types of modules that a :class:`ModelFreezer` does not change by default."""
 
 
 def _module_is_batch_norm(module: nn.Module) -> bool:
@@ -22,7 +22,7 @@ class LayerGroup:
     Attributes:
         layer_group_idx: its index from the start, and from the end: ``(0, -3)`` is the first of three.
         module: the child.
-        is_frozen: whether any of its parameters is.
+        is_frozen: whether any of its parameters is frozen.
     """
 
     layer_group_idx: tuple[int, int]
@@ -32,13 +32,13 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class Layer:
-    """A module without modules in it.
+    """A module without submodules.
 
     Attributes:
         layer_idx: its index from the start, and from the end, over the whole model.
-        layer_group_idx: the indexes of the group that it is in.
+        layer_group_idx: indexes of its group.
         module: the module.
-        is_frozen: whether its parameters are; of a layer without any, whether it is in evaluation mode.
+        is_frozen: whether its parameters are frozen; without parameters, whether it is in evaluation mode.
     """
 
     layer_idx: tuple[int, int]
@@ -48,15 +48,15 @@ class Layer:
 
 
 class ModelFreezer:
-    """Freezes and unfreezes the layer groups of a model: its direct children, in order; without any, itself.
+    """Freezes and unfreezes the layer groups of a model: its direct children in order, or the model if it has none.
 
-    Parameters of the model's own, such as a vision transformer's position embedding, count as the first group's.
-    At first all parameters are made trainable.
+    The model's own parameters, such as a vision transformer's position embedding, belong to the first group. All
+    parameters are trainable at first.
 
     Args:
         model: the model, without wrappers.
-        freeze_batch_norms: treat batch norms as other modules; else their parameters and modes are left alone, so that
-            they go on adapting to the data.
+        freeze_batch_norms: treat batch norms like other modules. By default they are unchanged, and keep adapting to
+            the data.
     """
 
     def __init__(self, model: nn.Module, freeze_batch_norms: bool = False) -> None:
@@ -68,7 +68,7 @@ class ModelFreezer:
         return list(self.model.children()) or [self.model]
 
     def get_layer_groups(self) -> list[LayerGroup]:
-        """The model's layer groups."""
+        """Return the layer groups of the model."""
         groups = self._groups()
         return [
             LayerGroup((i, i - len(groups)), group, any(not p.requires_grad for p in self._parameters(i)))
@@ -76,10 +76,10 @@ class ModelFreezer:
         ]
 
     def get_layers(self) -> list[Layer]:
-        """The model's layers, in order.
+        """Return the layers of the model in order.
 
         Raises:
-            ValueError: some parameters of a layer are frozen and some are not.
+            ValueError: If only some parameters of a layer are frozen.
         """
         groups = self._groups()
         found = [
@@ -96,25 +96,26 @@ class ModelFreezer:
         ]
 
     def get_trainable_parameters(self) -> list[nn.Parameter]:
-        """The parameters that are not frozen: what to make an optimizer of."""
+        """Return the parameters that are not frozen, for an optimizer."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def freeze(self, from_index: int = 0, to_index: int = -2, set_modules_as_eval: bool = False) -> None:
         """Freeze a range of layer groups; by default all but the last.
 
         Args:
-            from_index: the first group; below 0 counted from the end.
-            to_index: the last, which is frozen too; the two may change places.
+            from_index: first group; negative indexes count from the end.
+            to_index: last group, inclusive; the two may be swapped.
             set_modules_as_eval: also put their modules into evaluation mode, until ``model.train()`` is called.
 
         Raises:
-            IndexError: there is no such group.
+            IndexError: If an index is out of range.
         """
         for i in self._range(from_index, to_index):
             for parameter in self._parameters(i):
                 parameter.requires_grad_(False)
-            for module in self._modules(i) if set_modules_as_eval else ():
-                module.training = False  # module.eval() would reach the batch norms in it
+            if set_modules_as_eval:
+                for module in self._modules(i):
+                    module.training = False  # module.eval() would change batch norms in it
 
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
@@ -122,16 +123,16 @@ class ModelFreezer:
         """Unfreeze a range of layer groups; by default all.
 
         Args:
-            from_index: the first group; below 0 counted from the end.
-            to_index: the last, which is unfrozen too; the two may change places.
+            from_index: first group; negative indexes count from the end.
+            to_index: last group, inclusive; the two may be swapped.
             set_modules_as_training: also put their modules into training mode.
 
         Returns:
-            For each group, by its index from the start, in which something was frozen: ``{"params": [...]}`` with what
-            was, ready for ``optimizer.add_param_group()``.
+            for each group with frozen parameters, by its index from the start: ``{"params": [...]}`` with these
+            parameters, for ``optimizer.add_param_group()``.
 
         Raises:
-            IndexError: there is no such group.
+            IndexError: If an index is out of range.
         """
         thawed: dict[int, dict[str, Any]] = {}
         for i in self._range(from_index, to_index):
@@ -140,12 +141,13 @@ class ModelFreezer:
                 parameter.requires_grad_(True)
             if frozen:
                 thawed[i] = {"params": frozen}
-            for module in self._modules(i) if set_modules_as_training else ():
-                module.training = True
+            if set_modules_as_training:
+                for module in self._modules(i):
+                    module.training = True
         return thawed
 
     def _convert_idxs(self, from_index: int, to_index: int) -> tuple[int, int]:
-        """Both indexes counted from the start, the smaller one first."""
+        """Return both indexes counted from the start, the smaller one first."""
         size = len(self._groups())
         for name, index in (("from_index", from_index), ("to_index", to_index)):
             if not -size <= index < size:
@@ -158,18 +160,21 @@ class ModelFreezer:
         return range(first, last + 1)
 
     def _modules(self, i: int) -> list[nn.Module]:
-        """The modules of a group that may be changed."""
+        """Return the modules of a group that may be changed."""
         return [m for m in self._groups()[i].modules() if self.freeze_batch_norms or not _module_is_batch_norm(m)]
 
     def _parameters(self, i: int) -> list[nn.Parameter]:
-        """The parameters of a group that may be changed, each once, also those that are not in a layer."""
-        own = list(self.model.parameters(recurse=False)) if i == 0 else []
-        found = own + [parameter for module in self._modules(i) for parameter in module.parameters(recurse=False)]
-        return list(dict.fromkeys(found))
+        """Return the parameters of a group that may be changed, each once."""
+        modules = self._modules(i)
+        if i == 0:
+            modules = [self.model, *modules]  # for its own parameters
+        return list(dict.fromkeys(p for module in modules for p in module.parameters(recurse=False)))
 
 
 def _layer_is_frozen(module: nn.Module, name: str) -> bool:
     trainable = {parameter.requires_grad for parameter in module.parameters()}
     if len(trainable) == 2:
-        raise ValueError(f"the layer {name} ({type(module).__name__}) has frozen parameters and others that are not")
-    return not trainable.pop() if trainable else not module.training
+        raise ValueError(f"the layer {name} ({type(module).__name__}) has both frozen and trainable parameters")
+    if not trainable:
+        return not module.training
+    return not trainable.pop()

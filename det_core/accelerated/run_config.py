@@ -1,34 +1,35 @@
-"""What a run was started with, and what follows from it."""
+"""Settings of a run, and values derived from them."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, fields
 from typing import Any
 
 
 @dataclass(frozen=True)
 class TrainerRunConfig:
-    """The settings of a training or evaluation run. A field is also read as ``config["num_epochs"]``.
+    """Settings of a training or evaluation run. ``config["num_epochs"]`` reads a field too.
 
     Attributes:
-        num_epochs: how many epochs the run has.
-        train_per_device_batch_size: records in a training batch of one process; as asked for, where no loader says it.
-        train_dl_kwargs: the arguments of the training loader.
+        num_epochs: number of epochs of the run.
+        train_per_device_batch_size: records in a training batch of one process; the requested number if the loader has
+            none.
+        train_dl_kwargs: arguments of the training loader.
         eval_per_device_batch_size: records in an evaluation batch of one process, likewise.
-        eval_dl_kwargs: the arguments of the evaluation loader.
-        gradient_accumulation_steps: batches whose gradients make an update.
-        gradient_clip_value: gradients are cut off beyond this, on either side; None: they are not.
-        train_total_batch_size: records in an update: of all processes and accumulated batches together.
+        eval_dl_kwargs: arguments of the evaluation loader.
+        gradient_accumulation_steps: number of batches whose gradients make an update.
+        gradient_clip_value: maximum absolute value of gradients, or None.
+        train_total_batch_size: records in an update, of all processes and accumulated batches together.
         eval_total_batch_size: records in an evaluation step of all processes.
-        num_update_steps_per_epoch: updates in an epoch, those of **all processes** added up; None: the loader has no
-            length.
-        num_local_update_steps_per_epoch: updates in an epoch of one process; None: the loader has no length.
-        max_num_train_steps: updates, counted over all processes, after which the run ends; None: nobody knows of any.
+        num_update_steps_per_epoch: updates in an epoch, summed over **all processes**; None if the loader has no length.
+        num_local_update_steps_per_epoch: updates of one process in an epoch; None if the loader has no length.
+        max_num_train_steps: number of updates, summed over all processes, after which the run ends; None if unknown.
         is_local_process_zero: whether this process is the first on its node.
-        is_world_process_zero: whether it is the first of all.
-        is_distributed: whether there are several.
+        is_world_process_zero: whether this process is the first of all.
+        is_distributed: whether there are several processes.
         mixed_precision: ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``.
-        num_processes: how many processes train.
+        num_processes: number of training processes.
     """
 
     num_epochs: int
@@ -55,6 +56,6 @@ class TrainerRunConfig:
         return getattr(self, name)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields in a new dictionary; the loaders' arguments are copied, and the objects in them are the same."""
+        """Return all fields in a new dictionary, with shallow copies of the loaders' arguments."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
+        return {name: copy.copy(value) for name, value in values.items()}

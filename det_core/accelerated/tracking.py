@@ -1,4 +1,4 @@
-"""The metrics of a run, value after value, and the running average of a loss."""
+"""History of the metrics of a run, and the running average of a loss."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class MetricNames(set[str]):
-    """A set of names that gives them in the order in which they were first recorded.
+    """A set of names, iterated in the order of first recording.
 
     Args:
-        names: in that order.
+        names: names in that order.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -24,62 +24,64 @@ class MetricNames(set[str]):
 
 
 class RunHistory(ABC):
-    """Keeps the values of metrics and counts epochs. Reads change nothing, and give metrics their full names, with the
-    prefix that they were recorded under."""
+    """Values of metrics, and the current epoch.
+
+    Names in all reading methods include the prefix of the recording. Reading never changes the history.
+    """
 
     @abstractmethod
     def get_metric_names(self) -> Set[str]:
-        """The names of all metrics, in the order in which they were first recorded."""
+        """Return the names of all metrics, in the order of first recording."""
 
     @abstractmethod
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """All values of a metric in order; none, if nothing was recorded."""
+        """Return all values of a metric in order, or an empty list."""
 
     @abstractmethod
     def get_latest_metric(self, metric_name: str) -> Any:
-        """The last value of a metric.
+        """Return the last value of a metric.
 
         Raises:
-            ValueError: nothing was recorded.
+            ValueError: If the metric has no value.
         """
 
     @abstractmethod
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        """Record a value, under the prefix and the name."""
+        """Record a value under the prefix and the name."""
 
     @abstractmethod
     def delete_metric(self, metric_name: str) -> None:
-        """Forget a metric.
+        """Delete a metric.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: If the metric has no value.
         """
 
     @abstractmethod
     def set_metric_name_prefix(self, prefix: str = "") -> None:
-        """Say what the names of metrics recorded from now on begin with."""
+        """Set the prefix of metrics recorded from now on."""
 
     @property
     @abstractmethod
     def metric_name_prefix(self) -> str:
-        """What names of metrics begin with now."""
+        """Prefix of metrics recorded now."""
 
     @property
     @abstractmethod
     def current_epoch(self) -> int:
-        """The epoch, from 1."""
+        """Current epoch, from 1."""
 
     @abstractmethod
     def _increment_epoch(self) -> None:
-        """Go on to the next epoch."""
+        """Advance to the next epoch."""
 
     @abstractmethod
     def _set_epoch(self, epoch: int) -> None:
-        """Go to an epoch."""
+        """Set the current epoch."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Go back to epoch 1 and forget all metrics; the prefix stays."""
+        """Delete all metrics and return to epoch 1; keep the prefix."""
 
 
 class InMemoryRunHistory(RunHistory):
@@ -91,11 +93,9 @@ class InMemoryRunHistory(RunHistory):
         self._metrics: defaultdict[str, list[Any]] = defaultdict(list)
 
     def get_metric_names(self) -> MetricNames:
-        """A copy, in order."""
         return MetricNames(self._metrics)
 
     def get_metric_values(self, metric_name: str) -> list[Any]:
-        """A copy."""
         return list(self._metrics.get(metric_name, ()))
 
     def get_latest_metric(self, metric_name: str) -> Any:
@@ -132,19 +132,19 @@ class InMemoryRunHistory(RunHistory):
 
 
 class LossTracker:
-    """Averages a loss over records.
+    """Average of a loss over records.
 
     Attributes:
-        loss_value: the last loss.
-        total_loss: the sum of losses, each times its number of records.
-        running_count: how many records there were.
+        loss_value: last loss.
+        total_loss: sum of losses, each times its number of records.
+        running_count: number of records.
     """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset the average."""
         self.loss_value = 0.0
         self.total_loss = 0.0
         self.running_count = 0
@@ -157,7 +157,9 @@ class LossTracker:
 
     @property
     def average(self) -> float:
-        """The mean loss of a record; 0 where there was none."""
-        return self.total_loss / self.running_count if self.running_count else 0.0
+        """Mean loss of a record, or 0 without records."""
+        if not self.running_count:
+            return 0.0
+        return self.total_loss / self.running_count
 
-    _average = average  # the original's, which people read
+    _average = average  # private name of pytorch-accelerated that scripts read

@@ -1,4 +1,4 @@
-"""Smaller helps: fewer batches, functions of one rank, an average of a model's weights, seeds, padding."""
+"""Utilities: fewer batches, functions on one rank, an average of weights, seeds, padding."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from det_core._env import LIMIT_BATCHES, Environment, swap_variable
 from det_core._training.data_order import mixed_seed, seed_generators
 
 LIMIT_BATCHES_ENV_VAR = LIMIT_BATCHES
-"""The environment variable that limits the batches of trainers that are made while it is set."""
+"""Environment variable that limits the batches of trainers made while it is set."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class LimitBatches:
-    """Trainers that are made inside ``with LimitBatches(2):`` use only the first two batches of each loader.
+    """Limit of the batches of each loader for trainers made inside ``with LimitBatches(2):``.
 
-    The earlier limit holds again afterwards.
+    Afterwards, the previous limit applies again.
 
     Args:
-        num_batches: how many batches.
+        num_batches: number of batches.
     """
 
     def __init__(self, num_batches: int) -> None:
@@ -42,11 +42,11 @@ class LimitBatches:
 
 
 class DataLoaderSlice:
-    """The first batches of a loader, each time it is iterated; all else is the loader's.
+    """The first batches of a loader, with the other attributes of the loader.
 
     Args:
         dl: the loader.
-        slice_size: how many batches, if it has so many.
+        slice_size: maximum number of batches.
     """
 
     _is_det_core = True
@@ -57,9 +57,9 @@ class DataLoaderSlice:
         self._first = 0
 
     def begin(self, epoch: int, first: int = 0) -> None:
-        """Tell a loader of the Trainer which epoch is next, and with which of its batches a resume goes on in it."""
+        """Set the next epoch, and the batch in it with which a resume begins."""
         self._first = first
-        if getattr(self.dl, "_is_det_core", False):  # a loader of accelerate's has a begin() of its own
+        if getattr(self.dl, "_is_det_core", False):  # accelerate's loaders have another begin()
             self.dl.begin(epoch, first)
 
     def __iter__(self) -> Iterator[Any]:
@@ -69,20 +69,20 @@ class DataLoaderSlice:
         return min(self.slice_size, len(self.dl))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dl":  # asked for by pickle before there is any
+        if name.startswith("__") or name == "dl":  # pickle asks before __init__
             raise AttributeError(name)
         return getattr(self.dl, name)
 
 
 class ModelEma(nn.Module):
-    """An exponential moving average of a model's weights (Polyak averaging, as Izmailov et al., 2018, and others).
+    """Exponential moving average of a model's weights (Polyak averaging, as Izmailov et al., 2018, and others).
 
     Args:
         model: the model, without wrappers.
-        decay: how much of the average stays at an update, from 0 to 1.
+        decay: fraction of the average that an update keeps, from 0 to 1.
 
     Attributes:
-        module: the average: a copy of the model in evaluation mode, which has no gradients.
+        module: the average, a copy of the model in evaluation mode and without gradients.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.9999) -> None:
@@ -91,52 +91,55 @@ class ModelEma(nn.Module):
         self.decay = decay
 
     def update_fn(self, ema: Tensor, new: Tensor) -> Tensor:
-        """The new average of an entry from its average and its value in the model; override it for another one."""
+        """Return the new average of an entry from its average and the model's value; override it if needed."""
         return self.decay * ema + (1 - self.decay) * new
 
     def update(self, model: nn.Module) -> None:
-        """Take in the model: all parameters and buffers that are saved with it. Counts, indices and flags, of which
-        there is no average, are set to the model's."""
-        self._update(model, lambda ema, new: self.update_fn(ema, new) if _averages(ema) else new)
+        """Update the average with the parameters and saved buffers of the model.
+
+        Integers and booleans, such as counts and flags, are copied.
+        """
+
+        def average(ema: Tensor, new: Tensor) -> Tensor:
+            if ema.is_floating_point() or ema.is_complex():
+                return self.update_fn(ema, new)
+            return new
+
+        self._update(model, average)
 
     def set(self, model: nn.Module) -> None:
-        """Begin anew from the model."""
+        """Set the average to the model."""
         self._update(model, lambda ema, new: new)
 
     def _update(self, model: nn.Module, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         news = model.state_dict(keep_vars=True)
-        # by the parameters themselves, so that what two modules share is taken in once
+        # By object, so that an entry shared by two modules is updated once.
         entries = {id(ema): (ema, news[name]) for name, ema in self.module.state_dict(keep_vars=True).items()}
         with torch.no_grad():
             for ema, new in entries.values():
-                if isinstance(ema, Tensor):  # not what get_extra_state() gave
+                if isinstance(ema, Tensor):  # and not a value of get_extra_state()
                     ema.copy_(function(ema, new.to(ema.device)))
 
 
-def _averages(entry: Tensor) -> bool:
-    return bool(entry.is_floating_point() or entry.is_complex())
-
-
 def local_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
-    """Call the function on the first process of each node; elsewhere it gives None.
+    """Decorate a function to run on the first process of each node only; it returns None on the others.
 
-    All processes of a process group go on together. If the function fails, that is an error on all of them. Before
-    there is a group, they do not wait for each other.
+    Processes of a process group wait for each other, and a failure raises an error on all of them. Without a group,
+    they do not wait.
     """
     return _only(function, lambda: _place()[1] == 0)
 
 
 def world_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
-    """Call the function on the first process of all, as :func:`local_process_zero_only` does per node."""
+    """Decorate a function to run on the first process of all only, like :func:`local_process_zero_only`."""
     return _only(function, lambda: _place()[0] == 0)
 
 
 def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
-    """Call the function on the first process of each node, and when all of these are done on the others; each gets
-    its own result. For downloads, say: the others then find what the first one has fetched.
+    """Decorate a function to run on the first process of each node, and then on the others, such as a download.
 
-    If it fails on a first process, that is an error on all. The decorated function raises a RuntimeError where several
-    processes have no process group yet, in which they could wait.
+    Each process gets its own result. A failure on a first process raises an error on all. The decorated function raises
+    RuntimeError if several processes have no process group.
     """
 
     first = local_process_zero_only(function)
@@ -146,11 +149,13 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
         _, local_rank, size = _place()
         if size > 1 and not _grouped():
             raise RuntimeError(
-                f"{function.__qualname__}() is to wait for another process, but there is no process group yet: call it "
-                "after the Trainer is made, or call torch.distributed.init_process_group() before"
+                f"{function.__qualname__}() cannot wait for another process without a process group: call it after the "
+                "Trainer is made, or call torch.distributed.init_process_group() before"
             )
         result = first(*args, **kwargs)
-        return result if local_rank == 0 else function(*args, **kwargs)  # type: ignore[return-value]
+        if local_rank != 0:
+            result = function(*args, **kwargs)
+        return result  # type: ignore[return-value]
 
     return wrapper
 
@@ -161,17 +166,20 @@ def _only(function: Callable[P, R], here: Callable[[], bool]) -> Callable[P, R |
         result = None
         error = None
         try:
-            result = function(*args, **kwargs) if here() else None
-        except BaseException as e:  # the others would wait for ever
+            if here():
+                result = function(*args, **kwargs)
+        except BaseException as e:  # raised below: the others wait for this rank
             error = e
-        failed = [f"{type(error).__name__}: {error}" if error is not None else None]
+        failures = [""]
+        if error is not None:
+            failures = [f"{type(error).__name__}: {error}"]
         if _grouped():
-            failed *= torch.distributed.get_world_size()
-            torch.distributed.all_gather_object(failed, failed[0])
+            failures *= torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(failures, failures[0])
         if error is not None:
             raise error
-        if texts := [text for text in failed if text is not None]:
-            raise RuntimeError(f"{function.__qualname__}() has failed on another rank: {texts[0]}")
+        if failure := next(filter(None, failures), None):
+            raise RuntimeError(f"{function.__qualname__}() failed on another rank: {failure}")
         return result
 
     return wrapper
@@ -182,7 +190,7 @@ def _grouped() -> bool:
 
 
 def _place() -> tuple[int, int, int]:
-    """The rank of this process, its rank on its node, and how many there are."""
+    """Return the rank of this process, its local rank, and the number of processes."""
     launch = Environment.read().launch
     rank = int(launch.get("RANK", 0))
     size = int(launch.get("WORLD_SIZE", 1))
@@ -193,28 +201,29 @@ def _place() -> tuple[int, int, int]:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of a shuffled epoch's order.
+    """Return the seed of the order of a shuffled epoch.
 
-    A plain loop sees the same order with ``generator.manual_seed(epoch_seed(seed, epoch))`` before each epoch, where
-    ``generator`` is that of its ``RandomSampler(dataset, generator=generator)``; and the same random numbers, if its
-    loader has another generator, as it draws from the global one each epoch otherwise.
+    A plain loop has the same order with ``generator.manual_seed(epoch_seed(seed, epoch))`` before each epoch, where
+    ``generator`` belongs to its ``RandomSampler(dataset, generator=generator)``. It has the same random numbers too if
+    its loader has another generator; otherwise the loader draws from the global one in each epoch.
 
     Args:
-        seed: the Trainer's.
-        epoch: counted from 0.
+        seed: seed of the Trainer.
+        epoch: epoch, from 0.
     """
     return mixed_seed(seed, epoch)
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
-    """Seed the generators of python, numpy (where it is imported) and torch with its devices.
+    """Seed the generators of Python, numpy (if imported) and torch with its devices.
 
     Args:
         seed: the seed.
-        device_specific: add the rank to it.
-        deterministic: have torch use deterministic algorithms.
+        device_specific: add the rank to the seed.
+        deterministic: make torch use deterministic algorithms.
     """
-    seed += _place()[0] if device_specific else 0
+    if device_specific:
+        seed += _place()[0]
     torch.manual_seed(seed)
     seed_generators(seed)
     if deterministic:
@@ -222,19 +231,21 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def worker_init_fn(worker_id: int) -> None:
-    """Seed the generators of torch, Python and numpy in a worker of a loader from the seed that the loader gave it.
+    """Seed the generators of torch, Python and numpy in a worker from the seed that its loader set.
 
-    So workers draw different numbers, and the same ones in each run that is seeded alike.
+    Workers then draw different numbers, and the same ones in each run with the same seed.
 
     Args:
-        worker_id: which worker; its seed holds it already.
+        worker_id: number of the worker, which is part of the seed already.
     """
     seed_generators(torch.initial_seed())
 
 
 def remove_padding(tensor: Tensor, pad_value: float) -> Tensor:
     """Drop the rows, along the first dimension, in which every element is ``pad_value`` (also NaN)."""
-    padding = tensor.isnan() if pad_value != pad_value else tensor == pad_value
+    padding = tensor == pad_value
+    if pad_value != pad_value:  # NaN
+        padding = tensor.isnan()
     if padding.dim() > 1:
         padding = padding.flatten(1).all(dim=1)
     return tensor[~padding]

@@ -1,4 +1,4 @@
-"""Schedulers of learning rates, or of any other number in an optimizer's groups, that step after every update."""
+"""Schedulers of learning rates, or other numbers in parameter groups, stepped after every update."""
 
 from det_core.accelerated.schedulers.cosine_scheduler import CosineLrScheduler
 from det_core.accelerated.schedulers.scheduler_base import SchedulerBase, StatefulSchedulerBase

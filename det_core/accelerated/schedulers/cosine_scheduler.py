@@ -1,4 +1,4 @@
-"""Half a cosine from the base rate to a floor, after a linear warmup, with a cooldown at the floor."""
+"""Cosine decay from the base rate to a floor, after a linear warmup, with a cooldown at the floor."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ class CosineLrScheduler(StatefulSchedulerBase):
 
     - n < W: s + n (b - s) / W
     - W ≤ n < T - C: m + (b - m) (1 + cos(π (n - W)^k / (T - W - C)^k)) / 2
-    - then, and for ever after: m
+    - n ≥ T - C: m
 
     Args:
         optimizer: the optimizer.
         total_num_epochs: epochs of the run, warmup and cooldown included.
         num_update_steps_per_epoch: updates in an epoch, as this process makes them.
-        k_decay: k, which bends the curve: above 1 it stays high longer (Zhang and Li, "k-decay", 2020).
+        k_decay: exponent k; above 1 the rate stays high longer (Zhang and Li, "k-decay", 2020).
         lr_min: the floor.
-        min_lr_ratio: the floor as a part of each group's base rate; takes the place of ``lr_min``.
+        min_lr_ratio: the floor as a fraction of each group's base rate; replaces ``lr_min``.
         num_warmup_epochs: epochs of warmup.
-        warmup_starting_lr: where the warmup starts.
-        warmup_starting_lr_ratio: the same as a part of each group's base rate; takes the place of
-            ``warmup_starting_lr``.
+        warmup_starting_lr: rate at the start of the warmup.
+        warmup_starting_lr_ratio: the same as a fraction of each group's base rate; replaces ``warmup_starting_lr``.
         num_cooldown_epochs: epochs at the floor, at the end.
 
     Raises:
-        AssertionError: epochs or updates are not above 0, or ``lr_min`` is below 0.
+        AssertionError: If epochs or updates are not positive, or ``lr_min`` is negative.
     """
 
     _SAVED = (
@@ -69,12 +68,16 @@ class CosineLrScheduler(StatefulSchedulerBase):
             self.step_update(0)
 
     def get_updated_values(self, num_updates: int) -> list[float]:
-        """The rate of each group after so many updates."""
+        """Return the rate of each group after a number of updates."""
         return [self._rate(base, num_updates) for base in self.base_lr_values]
 
     def _rate(self, base: float, n: int) -> float:
-        floor = self.lr_min if self.lr_min_ratio is None else self.lr_min_ratio * base
-        start = self.warmup_lr_init if self.warmup_lr_ratio is None else self.warmup_lr_ratio * base
+        floor = self.lr_min
+        if self.lr_min_ratio is not None:
+            floor = self.lr_min_ratio * base
+        start = self.warmup_lr_init
+        if self.warmup_lr_ratio is not None:
+            start = self.warmup_lr_ratio * base
         warmup = self.warmup_iterations
         end = self.total_iterations - self.num_cooldown_iterations
         if n < warmup:
@@ -85,14 +88,14 @@ class CosineLrScheduler(StatefulSchedulerBase):
         return floor + 0.5 * (base - floor) * (1 + math.cos(math.pi * part))
 
     def state_dict(self) -> dict[str, Any]:
-        """The schedule, and how far it is."""
+        """Return the schedule and the number of updates."""
         return {**{name: getattr(self, name) for name in self._SAVED}, "num_updates": self._num_updates}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on with a saved schedule, from where it was.
+        """Restore a schedule and its number of updates.
 
         Raises:
-            KeyError: the state is that of another scheduler.
+            KeyError: If the state is that of another scheduler.
         """
         found = {name: state_dict[name] for name in self._SAVED}
         self._num_updates = state_dict["num_updates"]
@@ -106,6 +109,6 @@ class CosineLrScheduler(StatefulSchedulerBase):
         warmup_starting_lr: float = 1e-6, warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: int = 0,
     ) -> Callable[[Any], CosineLrScheduler]:  # fmt: skip
-        """What to pass to ``train(create_scheduler_fn=)``: the scheduler over the whole run, unless told otherwise."""
+        """Return a function for ``train(create_scheduler_fn=)``; by default, the schedule spans the whole run."""
         arguments = {name: value for name, value in locals().items() if name != "cls"}
-        return partial(cls, **arguments)  # the trainer puts numbers in the place of placeholders
+        return partial(cls, **arguments)  # the trainer replaces placeholders by numbers

@@ -1,4 +1,4 @@
-"""What schedulers share: values go into an optimizer's groups; a schedule is a function of the number of updates."""
+"""Base classes of schedulers, which set values of parameter groups as a function of the number of updates."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 class SchedulerBase(ABC):
-    """Sets a field of an optimizer's parameter groups from the number of updates; keeps no count itself.
+    """Scheduler of a field of an optimizer's parameter groups, without a counter of updates.
 
     Args:
         optimizer: the optimizer.
-        param_group_field: a field that holds a number, such as ``"lr"`` or ``"weight_decay"``.
+        param_group_field: name of a numeric field, such as ``"lr"`` or ``"weight_decay"``.
 
     Attributes:
-        base_lr_values: what each group began with. It is also kept in the group, under ``initial_{field}``, and what
-            is there already holds: a scheduler that follows another begins where that one began.
+        base_lr_values: initial value of each group, stored in the group as ``initial_{field}``. An existing value is
+            kept, so a scheduler that follows another has the same base values.
 
     Raises:
-        KeyError: a group has no such field.
+        KeyError: If a group lacks the field.
     """
 
     def __init__(self, optimizer: Any, param_group_field: str = "lr") -> None:
@@ -36,55 +36,55 @@ class SchedulerBase(ABC):
 
     @abstractmethod
     def get_updated_values(self, num_updates: int) -> float | Sequence[float] | None:
-        """The values after so many updates: one for all groups, one for each of them, or None: no change."""
+        """Return one value for all groups, or one for each group, or None to change nothing."""
 
     def step_update(self, num_updates: int) -> None:
-        """Set the values after so many updates.
+        """Set the values for a number of updates.
 
         Raises:
-            ValueError: :meth:`get_updated_values` gave another number of values than there are groups.
+            ValueError: If :meth:`get_updated_values` returns a wrong number of values.
         """
-        found: Any = self.get_updated_values(num_updates)
-        if found is None:
+        updated: Any = self.get_updated_values(num_updates)
+        if updated is None:
             return
         groups = len(self.optimizer.param_groups)
         try:
-            values = list(found)
-        except TypeError:  # a number, also one of numpy's or a tensor's
-            values = [found] * groups
+            values = list(updated)
+        except TypeError:  # a number, numpy scalar or tensor
+            values = [updated] * groups
         if len(values) != groups:
             raise ValueError(
-                f"{type(self).__name__}.get_updated_values() gave {len(values)} values for {groups} parameter groups: "
-                "it must give one number, or one for each group"
+                f"{type(self).__name__}.get_updated_values() returned {len(values)} values for {groups} parameter "
+                "groups: expected one number, or one for each group"
             )
         self._write(values)
 
     def _write(self, values: Sequence[Any]) -> None:
         for group, value in zip(self.optimizer.param_groups, values, strict=True):
             now = group[self.param_group_field]
-            if isinstance(now, Tensor):  # as compiled and capturable optimizers have it, which look at this very tensor
+            if isinstance(now, Tensor):  # compiled and capturable optimizers read this tensor object
                 now.fill_(value)
             else:
                 group[self.param_group_field] = _number(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """All attributes but the optimizer."""
+        """Return all attributes except the optimizer."""
         return {name: value for name, value in vars(self).items() if name != "optimizer"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the attributes that :meth:`state_dict` gave."""
+        """Restore the return value of :meth:`state_dict`."""
         vars(self).update(state_dict)
 
 
 class StatefulSchedulerBase(SchedulerBase):
-    """A scheduler that counts the updates itself and has the ``step()`` of torch's schedulers.
+    """Scheduler that counts updates, with the ``step()`` of torch's schedulers.
 
-    The trainer calls it after each update. The first call applies the value of 0 updates: update 1 is made at the
-    rate that the optimizer was built with, and update ``k + 1`` at ``get_updated_values(k - 1)``.
+    The trainer calls it after each update. The first call applies the value for 0 updates: update 1 uses the rate of
+    the new optimizer, and update ``k + 1`` uses ``get_updated_values(k - 1)``.
 
     Args:
         optimizer: the optimizer.
-        param_group_field: a field that holds a number.
+        param_group_field: name of a numeric field.
     """
 
     def __init__(self, optimizer: Any, param_group_field: str = "lr") -> None:
@@ -98,5 +98,7 @@ class StatefulSchedulerBase(SchedulerBase):
 
 
 def _number(value: Any) -> Any:
-    """A plain number, which a checkpoint that is read with weights_only may hold, of a tensor's or numpy's."""
-    return value.item() if hasattr(value, "item") else value
+    """Convert a tensor or numpy scalar to a Python number, which ``weights_only`` can read from a checkpoint."""
+    if hasattr(value, "item"):
+        return value.item()
+    return value
