@@ -1,4 +1,4 @@
-"""What a Trainer is made of: its attributes, and each step of a training as a method that a user may override."""
+"""Base of a Trainer: its attributes, and each step of a training as a method to override."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ from det_core.accelerated.utils import remove_padding
 
 @dataclass
 class Position:
-    """Where a run is: what a checkpoint keeps of it."""
+    """Position of a run, as stored in checkpoints."""
 
     epoch: int = 0
     batch: int = 0
     part: int = 0
-    """How much of the epoch under way is over: 1, its training; 2, its evaluation as well."""
+    """Completed parts of the current epoch: 1 after training, 2 after evaluation."""
     updates: int = 0
-    """Optimizer updates, those before a resume included."""
+    """Optimizer updates, including those before a resume."""
     base: int = 0
     """Updates of earlier runs in this trial."""
     reported: int = 0
-    """Updates when metrics were last reported within an epoch: equal on every rank, as counts of samples are not."""
+    """Updates at the last report within an epoch; unlike numbers of samples, equal on every rank."""
 
 
 @dataclass
 class Run(Position):
-    """A training run: where it is, what happens in it, and what ``train()`` was asked for beyond the run config."""
+    """A training run: its position and state, and arguments of ``train()`` beyond the run config."""
 
     clip_norm: float | None = None
-    """Infinite: the norm is only tracked."""
+    """Maximum norm; infinite to track the norm only."""
     evaluate_every: int | None = None
     report_every: int | None = None
     checkpoint_every: int | str | None = "epoch"
 
     is_begun: bool = False
-    """Whether what it goes on from was looked for."""
+    """True once the checkpoint to start from was looked for."""
     accumulation: int = 1
     group: int = 0
-    """Micro-batches in the accumulation group under way; 0 outside of an epoch of ours."""
+    """Micro-batches in the current accumulation group; 0 outside of a managed epoch."""
     length: int | None = None
-    """Batches in the epoch under way, where that is known."""
+    """Batches in the current epoch, or None if unknown."""
     norms: list[Any] = field(default_factory=list)
     window: tuple[Any, Any] = (0.0, 0)
-    """The epoch's sum of losses and count of samples at that report."""
+    """Sum of losses and number of samples of the epoch at the last report."""
 
     in_epoch: bool = False
     in_step: bool = False
-    """Between the first batch of an accumulation group and its update."""
+    """True between the first batch of an accumulation group and its update."""
     after_update: list[Callable[[], None]] = field(default_factory=list)
     ended: bool = False
-    """The number of updates or the search says that training is over."""
+    """True if the limit of updates or the search has ended the training."""
     left: bool = False
-    """The epoch under way is left in its middle, to be gone on with there."""
+    """True if the run leaves within an epoch, to be resumed there."""
     stopped: StopTrainingError | None = None
-    """What has ended the run."""
+    """Stop that ended the run, or None."""
 
 
 class Session(Stops):
-    """All that a Trainer keeps for itself, in one object, so that a subclass may give its own attributes any name.
+    """Internal state of a Trainer in one object, so that subclasses can use any attribute name.
 
     Args:
-        given: the arguments of the Trainer that are ours, by name.
+        given: arguments of the Trainer that pytorch-accelerated does not have, by name.
     """
 
     strategy: Strategy
@@ -91,7 +91,7 @@ class Session(Stops):
         self.seed = 0
         self.managed: Any = None
         self.ranks: Any = None
-        """Whose agreement a stop needs: the core's context, or what stands in for it; None: nobody's."""
+        """Core context, or its substitute, through which ranks agree on stops; None with a single rank."""
         self.resumed: Any = None
         self.batch_loss: Any = None
         self.preempted = False
@@ -100,11 +100,11 @@ class Session(Stops):
         self.step_end: Callable[..., None] | None = None
         self.on_update: Callable[..., None] | None = None
         self.is_loaded = False
-        """Whether a training state was loaded, which the run that begins goes on from."""
+        """True if a training state is loaded, from which the next run continues."""
         self.warned: set[str] = set()
-        """Owners of states that are not part of checkpoints, as a warning has said."""
+        """Owners of states left out of checkpoints with a warning."""
         self.is_open = False
-        """Whether a run is prepared for, and not given back yet."""
+        """True while a run is prepared or running."""
 
     def after_update(self, call: Callable[[], None]) -> None:
         """Call something between the update under way and the next batch; outside of a training epoch, at once."""
@@ -119,27 +119,29 @@ class Session(Stops):
         return self.managed is not None and bool(self.managed.context.managed)
 
     def move_metrics(self) -> None:
-        """Put the modules in ``metrics=`` and ``train_metrics=``, and what they have counted, on the device."""
+        """Move the modules in ``metrics=`` and ``train_metrics=`` with their states to the device."""
         for metric in (*named(self.metrics).values(), *named(self.train_metrics).values()):
             if isinstance(metric, nn.Module):
                 metric.to(self.strategy.device)
 
 
 class Extra:
-    """A property of ours: one that a subclass assigns to takes its place, and nothing of ours reads it."""
+    """A property for users that a subclass may replace by assignment; internal code does not read it."""
 
     def __init__(self, doc: str, read: Callable[[Any], Any]) -> None:
         self.__doc__ = doc
         self._read = read
 
     def __get__(self, trainer: Any, owner: Any = None) -> Any:
-        return self if trainer is None else self._read(trainer)
+        if trainer is None:
+            return self
+        return self._read(trainer)
 
 
 class TrainerBase:
-    """Each method here is called through ``self`` by the loop, so an override takes effect.
+    """Methods that the loop calls through ``self``, so that you can override them.
 
-    An override of one that computes or updates something does so for itself; of the others, the default does nothing.
+    An override of a method that computes or updates something replaces it; the other methods do nothing by default.
     """
 
     model: Any
@@ -172,25 +174,26 @@ class TrainerBase:
         "Whether it is that of its machine.", lambda t: t._det_core.strategy.is_local_main_process
     )
 
-    # what a user overrides
+    # Methods to override.
 
     def training_run_start(self) -> None:
-        """A training run begins."""
+        """Run at the start of a training run."""
 
     def train_epoch_start(self) -> None:
-        """A training epoch begins: the model is put into training mode."""
+        """Start a training epoch: put the model into training mode."""
         self.model.train()
 
     def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """Compute a batch's loss.
+        """Compute the loss of a batch.
 
-        A :class:`StopTrainingError` in a method of a step ends the job where there are several ranks, as the others
-        wait for the rest of the step; one in an event stops the training on all of them.
+        A :class:`StopTrainingError` in an event stops the training on all ranks. In a method of a step, it ends a job
+        of several ranks, as the others wait for the rest of the step.
 
         Returns:
-            ``loss`` (a scalar with gradients), ``model_outputs``, ``batch_size``, and whatever callbacks are to see.
+            ``loss`` (a scalar with gradients), ``model_outputs``, ``batch_size``, and further values for callbacks.
         """
-        inputs, targets = batch[0], batch[1]
+        inputs = batch[0]
+        targets = batch[1]
         outputs = self.model(inputs)
         return {"loss": self.loss_func(outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
 
@@ -198,12 +201,12 @@ class TrainerBase:
         """Compute gradients.
 
         Args:
-            loss: the batch's loss, divided by the number of batches in its update.
+            loss: loss of the batch, divided by the number of batches in its update.
         """
         self._det_core.strategy.backward(loss)
 
     def _clip_gradients(self) -> None:
-        """Clip gradients by value or by norm before an update, and note their norm."""
+        """Clip gradients by value or by norm before an update, and keep their norm."""
         run = self._det_core.run
         strategy = self._det_core.strategy
         limit = self.run_config.gradient_clip_value
@@ -213,17 +216,17 @@ class TrainerBase:
             run.norms.append(strategy.clip_norm(self.model, run.clip_norm).detach())
 
     def optimizer_step(self) -> None:
-        """Update the parameters, by what ``self.optimizer`` is now.
+        """Update the parameters with the current ``self.optimizer``.
 
         Raises:
-            ValueError: there is no optimizer.
+            ValueError: If the Trainer has no optimizer.
         """
         session = self._det_core
         optimizer = self.optimizer
         if optimizer is None:
-            raise ValueError("training needs an optimizer, and this Trainer has none at its first update")
-        session.strategy.step((optimizer,) if hasattr(optimizer, "step") else listed(optimizer))
-        if not session.run.in_epoch:  # in an epoch of the user's own, which nobody else counts
+            raise ValueError("training requires an optimizer: this Trainer has none at its first update")
+        session.strategy.step(_with_method(optimizer, "step"))
+        if not session.run.in_epoch:  # in a user-defined epoch, whose updates the loop does not count
             session.run.updates += 1
 
     def scheduler_step(self) -> None:
@@ -232,59 +235,59 @@ class TrainerBase:
             scheduler.step()
 
     def optimizer_zero_grad(self) -> None:
-        """Forget the gradients."""
-        optimizer = self.optimizer
-        self._det_core.strategy.zero_grad((optimizer,) if hasattr(optimizer, "zero_grad") else listed(optimizer))
+        """Clear the gradients."""
+        self._det_core.strategy.zero_grad(_with_method(self.optimizer, "zero_grad"))
 
     def train_epoch_end(self) -> None:
-        """A training epoch is over."""
+        """Run after a training epoch."""
 
     def eval_epoch_start(self) -> None:
-        """An evaluation begins: the model is put into evaluation mode."""
+        """Start an evaluation: put the model into evaluation mode."""
         self.model.eval()
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """Compute a batch's loss in an evaluation; returns as :meth:`calculate_train_batch_loss` does."""
+        """Compute the loss of a batch in an evaluation; return values as :meth:`calculate_train_batch_loss`."""
         return TrainerBase.calculate_train_batch_loss(self, batch)
 
     def eval_epoch_end(self) -> None:
-        """An evaluation is over."""
+        """Run after an evaluation."""
 
     def training_run_epoch_end(self) -> None:
-        """Training and evaluation of an epoch are over."""
+        """Run after training and evaluation of an epoch."""
 
     def training_run_end(self) -> None:
-        """A training run is over."""
+        """Run after a training run."""
 
     def evaluation_run_start(self) -> None:
-        """``evaluate()`` begins."""
+        """Run at the start of ``evaluate()``."""
 
     def evaluation_run_end(self) -> None:
-        """``evaluate()`` is over."""
+        """Run after ``evaluate()``."""
 
     def update_metrics(self, metrics: Any, batch: Any, batch_output: Mapping[str, Any]) -> None:
-        """Count a batch in ``metrics=`` or ``train_metrics=``: ``update(outputs, targets)``."""
+        """Update ``metrics=`` or ``train_metrics=`` with a batch: ``update(outputs, targets)``."""
         outputs = batch_output["model_outputs"]
-        outputs = outputs.detach() if isinstance(outputs, Tensor) else outputs
+        if isinstance(outputs, Tensor):
+            outputs = outputs.detach()  # metrics may keep it
         for metric in named(metrics).values():
             metric.update(outputs, batch[1])
 
     def _det_core_epoch_done(self) -> None:
-        """An epoch of a run is over, whatever is overridden; for schedulers that count epochs."""
+        """Run after an epoch, for schedulers that count epochs; independent of overrides."""
 
-    # at the user's service
+    # Methods to call.
 
     def after_update(self, call: Callable[[], None]) -> None:
         """Call something between the update under way and the next batch; outside of a training epoch, at once."""
         self._det_core.after_update(call)
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
-        """Nested tensors of all ranks, concatenated along the first dimension, on every rank.
+        """Return nested tensors of all ranks, concatenated along the first dimension, on every rank.
 
         Args:
-            tensor: a tensor, or lists, tuples and dictionaries of such.
-            padding_value: what fills up tensors that are shorter on some ranks; rows of nothing else are dropped from
-                the result. Left out, all must be of one length.
+            tensor: a tensor, or nested lists, tuples and dictionaries of tensors.
+            padding_value: value that pads tensors to equal lengths; rows of this value are dropped from the result.
+                Without it, all tensors must have the same length.
         """
         gather = self._det_core.strategy.gather
         if padding_value is None:
@@ -298,37 +301,41 @@ class TrainerBase:
         return nested(padded, tensor)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print()``, once on each machine, and at once. Under a master, whose logs name the trial before each line,
-        without empty lines before a text."""
+        """Print once on each machine, and flush."""
+        # The logs of a master show the trial before each line, so leading empty lines are dropped.
         if self._det_core.under_master and args and isinstance(args[0], str):
             args = (args[0].lstrip("\n"), *args[1:])
-        with suppress(OSError):  # the reader may be gone, which ends no training
+        with suppress(OSError):  # a reader that has gone does not end a training
             self._accelerator.print(*args, **kwargs)
         write_quietly("", kwargs.get("file") or sys.stdout)
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
-        """The model without what spreads it over ranks.
+        """Return the model without its distributed wrapper.
 
         Args:
-            keep_torch_compile: whether it stays compiled, if it is.
+            keep_torch_compile: keep the wrapper of ``torch.compile``.
         """
         strategy = self._det_core.strategy
-        return strategy.unwrap_model(self.model) if keep_torch_compile else strategy.bare(self.model)
+        if keep_torch_compile:
+            return strategy.unwrap_model(self.model)
+        return strategy.bare(self.model)
 
 
 def steps_of(trainer: TrainerBase) -> int:
-    """Optimizer updates since the trial began."""
+    """Return the number of optimizer updates since the trial began."""
     return trainer._det_core.run.base + trainer._det_core.run.updates
 
 
 def session_of(trainer: Any) -> Session | None:
-    """Return what a Trainer keeps for itself; None of a stand-in for one, as users test their callbacks with."""
+    """Return the session of a Trainer, or None for a stand-in, with which users test callbacks."""
     session = getattr(trainer, "_det_core", None)
-    return session if isinstance(session, Session) else None
+    if isinstance(session, Session):
+        return session
+    return None
 
 
 def after_update(trainer: Any, call: Callable[[], None]) -> None:
-    """Call something after the update under way; at once where a stand-in for a Trainer makes none."""
+    """Call a function after the current update, or at once for a stand-in of a Trainer."""
     session = session_of(trainer)
     if session is None:
         call()
@@ -337,32 +344,47 @@ def after_update(trainer: Any, call: Callable[[], None]) -> None:
 
 
 def callbacks_of(trainer: TrainerBase) -> list[Any]:
-    """The callbacks; none of a handler that has no list of them."""
+    """Return the callbacks, or none if the handler has no list of them."""
     return list(getattr(trainer.callback_handler, "callbacks", ()))
 
 
 def named(metrics: Any) -> dict[str, Any]:
-    """What ``metrics=`` or ``train_metrics=`` was given, by name; a metric without one goes by its class."""
+    """Return metrics by name; the name of a single metric is its class."""
     if metrics is None:
         return {}
-    return metrics if type(metrics) is dict else {type(metrics).__name__.lower(): metrics}
+    if type(metrics) is dict:
+        return metrics
+    return {type(metrics).__name__.lower(): metrics}
 
 
 def listed(parts: Any) -> list[Any]:
-    """Optimizers or schedulers, given as one, in a list or tuple, or in a dictionary."""
+    """Return a list of optimizers or schedulers given as one, a list, a tuple or a dictionary."""
     if parts is None:
         return []
-    return list(parts.values() if isinstance(parts, Mapping) else parts if isinstance(parts, list | tuple) else [parts])
+    if isinstance(parts, Mapping):
+        return list(parts.values())
+    if isinstance(parts, list | tuple):
+        return list(parts)
+    return [parts]
+
+
+def _with_method(optimizers: Any, name: str) -> list[Any]:
+    """Return a list of optimizers; a user-defined container with this method counts as one."""
+    if hasattr(optimizers, name):
+        return [optimizers]
+    return listed(optimizers)
 
 
 def with_groups(optimizers: Any) -> list[Any]:
-    """Return those of :func:`listed` that have parameter groups, as stand-ins for optimizers need not."""
+    """Return the optimizers that have parameter groups; stand-ins may have none."""
     return [one for one in listed(optimizers) if isinstance(getattr(one, "param_groups", None), list)]
 
 
 def shaped(parts: Any, new: Iterable[Any]) -> Any:
-    """What :func:`listed` gave of ``parts``, changed one by one, in a container like theirs."""
+    """Return new objects for those of :func:`listed` in a container like ``parts``."""
     changed = list(new)
     if isinstance(parts, Mapping):
         return dict(zip(parts, changed, strict=True))
-    return changed if isinstance(parts, list | tuple) else changed[0] if changed else None
+    if isinstance(parts, list | tuple):
+        return changed
+    return next(iter(changed), None)

@@ -1,4 +1,4 @@
-"""The events of a Trainer: what callbacks are, how they are called, and how one of them stops a training."""
+"""Events of a Trainer: callbacks, their handler, and stops."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from functools import partial
 from typing import Any
 
 NAN_LOSS = "Stopping training due to NaN loss in"
-"""How the text of a stop begins that a loss has caused which is NaN or infinite."""
+"""First words of a stop caused by a loss that is NaN or infinite."""
 
 
 class StopTrainingError(Exception):
-    """Raised in a callback or a method of the Trainer to end the training in good order."""
+    """Raise it in a callback or a method of the Trainer to end the training in order."""
 
 
 class AgreedStop(StopTrainingError):
-    """A stop that all ranks have agreed on."""
+    """A stop agreed on by all ranks."""
 
 
 class Stops:
-    """The stop that this rank wants and the others do not know of yet.
+    """Stop request of this rank that the others do not know yet.
 
     Attributes:
         several: whether there are other ranks.
-        stop: the first one that was noted.
-        has_asked: whether the others were asked for it, and have not agreed on the update yet.
+        stop: first stop of this rank, or None.
+        has_asked: whether it was sent to the others, which have not agreed on an update yet.
     """
 
     def __init__(self) -> None:
@@ -33,152 +33,155 @@ class Stops:
         self.has_asked = False
 
     def note_stop(self, stop: StopTrainingError) -> None:
-        """A callback stops the training: at once where there is one rank; else this rank goes on, as the others count
-        on it, until all have agreed."""
+        """Raise a stop on a single rank; on several, keep it until all have agreed."""
+        # Until then this rank continues, as the others wait for it in collectives.
         if not self.several or isinstance(stop, AgreedStop):
             raise stop
         self.stop = self.stop or stop
 
     def try_to(self, call: Callable[[], Any]) -> None:
-        """Call something that a stop may come out of."""
+        """Call a function that may raise a stop."""
         try:
             call()
         except StopTrainingError as stop:
             self.note_stop(stop)
 
     def taken(self) -> tuple[StopTrainingError | None, bool]:
-        """The stop and whether it was asked for; none is left."""
-        mine = self.stop, self.has_asked
+        """Remove and return the stop, and whether it was sent."""
+        taken = (self.stop, self.has_asked)
         self.stop = None
         self.has_asked = False
-        return mine
+        return taken
 
 
 class CallbackMethodNotImplementedError(AttributeError):
-    """An event was asked of a callback that has no method of its name."""
+    """A callback has no method for an event."""
 
 
 class TrainerCallback:
-    """Base class of callbacks. Every event is given the trainer, and arguments by name of which more may come.
+    """Base class of callbacks. Every event gets the trainer and keyword arguments; accept further ones.
 
-    A callback may have ``state_dict()`` and ``load_state_dict(state)``: its state then is part of checkpoints and of
-    training states. It is put back after :meth:`on_training_run_start`. Two more events are ``on_loaders_prepared``,
-    before batches are counted, and ``on_run_closed``, however a run has ended.
+    If a callback has ``state_dict()`` and ``load_state_dict(state)``, its state is part of checkpoints and training
+    states, and is restored after :meth:`on_training_run_start`. There are two further events: ``on_loaders_prepared``,
+    before batches are counted, and ``on_run_closed``, after every run.
     """
 
     def on_init_end(self, trainer: Any, **kwargs: Any) -> None:
-        """The Trainer is made."""
+        """Run after the Trainer is made."""
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
-        """A training run begins, or goes on after a resume."""
+        """Run at the start of a training run, also of a resumed one."""
 
     def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
-        """A training epoch begins, or goes on after a resume."""
+        """Run at the start of a training epoch, also of a resumed one."""
 
     def on_train_step_start(self, trainer: Any, **kwargs: Any) -> None:
-        """A batch is about to be trained."""
+        """Run before a batch is trained."""
 
     def on_train_step_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """The loss of a batch is known, not its gradients; given ``batch``, ``batch_output`` and ``step``, from 0."""
+        """Run after the loss of a batch, before gradients, with ``batch``, ``batch_output`` and ``step`` (from 0)."""
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        """A training epoch is over, and its loss in the history."""
+        """Run after a training epoch, with its loss in the history."""
 
     def on_update(self, trainer: Any, **kwargs: Any) -> None:
-        """The optimizer has updated the model."""
+        """Run after an optimizer update."""
 
     def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
-        """An evaluation begins."""
+        """Run at the start of an evaluation."""
 
     def on_eval_step_start(self, trainer: Any, **kwargs: Any) -> None:
-        """A batch is about to be evaluated."""
+        """Run before a batch is evaluated."""
 
     def on_eval_step_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        """A batch is evaluated. Given ``batch`` and ``batch_output``."""
+        """Run after a batch is evaluated, with ``batch`` and ``batch_output``."""
 
     def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        """An evaluation is over, and its metrics in the history."""
+        """Run after an evaluation, with its metrics in the history."""
 
     def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        """Training and evaluation of an epoch are over."""
+        """Run after training and evaluation of an epoch."""
 
     def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
-        """A training run is over; the model is unwrapped."""
+        """Run after a training run, with the model unwrapped."""
 
     def on_preempted(self, trainer: Any, **kwargs: Any) -> None:
-        """The run is saved and leaves, to be resumed; no other event follows."""
+        """Run after a preempted run is saved; no other event follows."""
 
     def on_evaluation_run_start(self, trainer: Any, **kwargs: Any) -> None:
-        """``evaluate()`` begins."""
+        """Run at the start of ``evaluate()``."""
 
     def on_evaluation_run_end(self, trainer: Any, **kwargs: Any) -> None:
-        """``evaluate()`` is over; the model is unwrapped."""
+        """Run after ``evaluate()``, with the model unwrapped."""
 
     def on_stop_training_error(self, trainer: Any, **kwargs: Any) -> None:
-        """A :class:`StopTrainingError` ends the run."""
+        """Run when a :class:`StopTrainingError` ends the run."""
 
 
 class CallbackHandler:
-    """The callbacks of a Trainer, in order.
+    """Callbacks of a Trainer in order.
 
     Args:
         callbacks: classes or instances.
 
     Raises:
-        ValueError: two of one class.
-        TypeError: something that is no callback.
+        ValueError: If two have the same class.
+        TypeError: If one is not a callback.
     """
 
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:
         self.callbacks: list[Any] = []
-        self._enabled = True  # False keeps all of them silent, as in the original
+        self._enabled = True  # scripts set it to False to silence all callbacks
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:
-        """Add several; see :meth:`add_callback`."""
+        """Add callbacks; see :meth:`add_callback`."""
         for callback in callbacks:
             self.add_callback(callback)
 
     def add_callback(self, callback: Any) -> None:
         """Add a callback, as a class or an instance."""
-        instance = callback() if isinstance(callback, type) else callback
+        instance = callback
+        if isinstance(callback, type):
+            instance = callback()
         if not any(name.startswith("on_") for name in dir(instance)):
-            raise TypeError(f"{callback!r} is no callback: it has no method on_…()")
+            raise TypeError(f"{callback!r} is not a callback: it has no method on_…()")
         if type(instance) in map(type, self.callbacks):
             raise ValueError(
-                f"there is a {type(instance).__name__} already among the callbacks: {', '.join(self.callback_list)}"
+                f"duplicate callback {type(instance).__name__}: the callbacks are {', '.join(self.callback_list)}"
             )
         self.callbacks.append(instance)
 
     def clear_callbacks(self) -> None:
-        """Remove all of them."""
+        """Remove all callbacks."""
         self.callbacks = []
 
     @property
     def callback_list(self) -> list[str]:
-        """Their classes' names."""
+        """Names of the callbacks' classes."""
         return [type(callback).__name__ for callback in self.callbacks]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.callbacks)
 
     def call_event(self, event: str, *args: Any, **kwargs: Any) -> None:
-        """Fire an event, of any name; callbacks without a method of that name are passed over.
+        """Call an event of any name on the callbacks that have a method for it.
 
         Raises:
-            Exception: what a callback raises, with a note that names callback and event; later ones are not called.
-            StopTrainingError: a callback stops the training. Where there are several ranks the Trainer notes it
-                instead, and the later callbacks are called, as the other ranks may wait in them.
+            Exception: Errors of callbacks, with a note that names callback and event; later callbacks are not called.
+            StopTrainingError: If a callback stops the training on a single rank. On several ranks, the Trainer keeps
+                the stop and calls the later callbacks, as the other ranks may wait in them.
         """
         if (call := self._resolved(event)) is not None and self._enabled:
             call(*args, **kwargs)
 
     def _resolved(self, event: str) -> Callable[..., None] | None:
-        """What calls those who listen to an event; None: nobody does."""
-        idle, methods = getattr(TrainerCallback, event, None), []
+        """Return a function that calls the event on all callbacks that override it, or None if none does."""
+        idle = getattr(TrainerCallback, event, None)
+        methods = []
         for callback in self.callbacks:
-            found = getattr(callback, "__dict__", {}).get(event) or getattr(type(callback), event, None)
-            if found is not None and found is not idle:
+            method = getattr(callback, "__dict__", {}).get(event) or getattr(type(callback), event, None)
+            if method is not None and method is not idle:
                 methods.append(getattr(callback, event))
 
         def call(*args: Any, **kwargs: Any) -> None:
@@ -186,7 +189,9 @@ class CallbackHandler:
                 try:
                     method(*args, **kwargs)
                 except StopTrainingError as stop:
-                    stops = getattr(args[0], "_det_core", None) if args else None
+                    stops = None
+                    if args:
+                        stops = getattr(args[0], "_det_core", None)
                     if not isinstance(stops, Stops):
                         raise
                     stops.note_stop(stop)
@@ -196,15 +201,17 @@ class CallbackHandler:
                         e.add_note(f"raised by the callback {owner} in {event}")
                     raise
 
-        return call if methods else None
+        if not methods:
+            return None
+        return call
 
 
 def caller(handler: Any, event: str) -> Callable[..., None] | None:
-    """What fires an event that comes with each batch, to be asked for anew each epoch; None: nobody listens.
-
-    An event found anew each time costs 3 of 400 µs a step. A handler of the user's sees every event.
-    """
+    """Return a function that calls an event of each batch, or None if no callback has it; valid for one epoch."""
+    # Looking it up for every batch costs 3 of 400 µs. A user-defined handler sees every event.
     if getattr(type(handler), "call_event", None) is not CallbackHandler.call_event or "call_event" in vars(handler):
         return partial(handler.call_event, event)
-    resolved: Callable[..., None] | None = handler._resolved(event) if handler._enabled else None
+    if not handler._enabled:
+        return None
+    resolved: Callable[..., None] | None = handler._resolved(event)
     return resolved

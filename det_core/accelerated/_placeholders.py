@@ -1,7 +1,4 @@
-"""Numbers of a run that are known only once its loaders are made, and arithmetic with them.
-
-An expression is built by Python's own operators and worked out by them later: no text is evaluated.
-"""
+"""Placeholders for numbers of a run that are unknown before its loaders are made, and arithmetic with them."""
 
 from __future__ import annotations
 
@@ -18,19 +15,23 @@ from det_core._training.data_order import length_of
 
 
 def _operator(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The method of an operator, and of the same with the placeholder on its right."""
+    """Return the methods of an operator with the placeholder on its left and on its right."""
 
     def method(left: Placeholder, right: Any) -> Any:
-        return _Expression(function, left, right) if isinstance(right, Real | Placeholder) else NotImplemented
+        if isinstance(right, Real | Placeholder):
+            return _Expression(function, left, right)
+        return NotImplemented
 
     def reflected(right: Placeholder, left: Any) -> Any:
-        return _Expression(function, left, right) if isinstance(left, Real) else NotImplemented
+        if isinstance(left, Real):
+            return _Expression(function, left, right)
+        return NotImplemented
 
     return method, reflected
 
 
 class Placeholder:
-    """What stands for a number: a member of :class:`TrainerPlaceholderValues`, or arithmetic with such members.
+    """Placeholder of a number: a member of :class:`TrainerPlaceholderValues`, or an expression of members.
 
     ``+``, ``-``, ``*``, ``/`` and ``//`` with numbers and other placeholders, on either side, give placeholders.
     """
@@ -43,10 +44,10 @@ class Placeholder:
 
 
 class TrainerPlaceholderValues(Placeholder, Enum):
-    """Stand for numbers of a run in the arguments of a ``create_scheduler_fn``; the trainer puts the numbers in.
+    """Placeholders in the arguments of a ``create_scheduler_fn``, which the trainer replaces by numbers.
 
-    They can be calculated with: ``step_size=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * 7``. A result that is
-    a whole number arrives as an int.
+    Use them in expressions: ``step_size=TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH * 7``. An integral result
+    becomes an int.
     """
 
     NUM_EPOCHS = "epochs of the run"
@@ -57,13 +58,13 @@ class TrainerPlaceholderValues(Placeholder, Enum):
 
     @classmethod
     def placeholder_set(cls) -> set[str]:
-        """The names of all placeholders."""
+        """Return the names of all placeholders."""
         return {member.name for member in cls}
 
 
 @dataclass(frozen=True)
 class _Expression(Placeholder):
-    """``function(left, right)``, once the placeholders in both are known."""
+    """Expression ``function(left, right)`` with placeholders."""
 
     function: Callable[[Any, Any], Any]
     left: Any
@@ -71,18 +72,18 @@ class _Expression(Placeholder):
 
 
 def replace_trainer_placeholder_values(trainer: Any, instance: Any) -> Any:
-    """Put a run's numbers in the place of placeholders.
+    """Replace placeholders by the numbers of a run.
 
     Args:
-        trainer: the trainer whose run is meant; it has its ``run_config`` and loaders.
-        instance: a ``functools.partial``; placeholders are looked for in its positional and keyword arguments, in
-            lists and tuples among these, and in partials of any depth.
+        trainer: trainer with ``run_config`` and loaders.
+        instance: a ``functools.partial`` with placeholders in its positional and keyword arguments, in lists and tuples
+            of these, and in nested partials.
 
     Returns:
-        A new partial; anything that is no partial comes back unchanged.
+        a new partial; other objects are returned unchanged.
 
     Raises:
-        ValueError: a length is needed that nobody knows, such as that of an iterable dataset.
+        ValueError: If a length is unknown, such as that of an iterable dataset.
     """
     if not isinstance(instance, functools.partial):
         return instance
@@ -93,45 +94,50 @@ def replace_trainer_placeholder_values(trainer: Any, instance: Any) -> Any:
 
 
 def _replaced(trainer: Any, value: Any) -> Any:
-    """An argument without placeholders."""
+    """Return an argument with its placeholders replaced."""
     if isinstance(value, Placeholder):
         number = _number(trainer, value)
-        return int(number) if isinstance(number, float) and number.is_integer() else number
+        if isinstance(number, float) and number.is_integer():  # of a division
+            return int(number)
+        return number
     if type(value) in (list, tuple):  # milestones=[P * 30, P * 60]
         items = [_replaced(trainer, item) for item in value]
-        same = all(new is old for new, old in zip(items, value, strict=True))
-        return value if same else type(value)(items)
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(items)
     return replace_trainer_placeholder_values(trainer, value)
 
 
 def _number(trainer: Any, value: Any) -> Any:
-    """What an operand comes to."""
+    """Return the number of an operand."""
     if isinstance(value, _Expression):
         return value.function(_number(trainer, value.left), _number(trainer, value.right))
     if not isinstance(value, TrainerPlaceholderValues):
         return value
-    number, otherwise = _looked_up(trainer, value)
+    number, reason = _look_up(trainer, value)
     if number is None:
-        raise ValueError(f"the placeholder {value.name} has no value in this run: {otherwise}")
+        raise ValueError(f"the placeholder {value.name} has no value in this run: {reason}")
     return number
 
 
-def _looked_up(trainer: Any, placeholder: TrainerPlaceholderValues) -> tuple[int | None, str]:
-    """A placeholder's number (None: unknown), and what to do where it is unknown."""
+def _look_up(trainer: Any, placeholder: TrainerPlaceholderValues) -> tuple[int | None, str]:
+    """Return the number of a placeholder, or None, and the reason with advice."""
     which = TrainerPlaceholderValues
     config = trainer.run_config
     if placeholder is which.NUM_EPOCHS:
         return config.num_epochs, "the run has no epochs"
     if placeholder is which.TRAIN_DATALOADER_LEN:
-        return length_of(trainer._train_dataloader), "the training loader has no length; give the number itself"
+        return length_of(trainer._train_dataloader), "the training loader has no length; pass the number instead"
     if placeholder is which.EVAL_DATALOADER_LEN:
         if trainer._eval_dataloader is None:
-            return None, "there is no evaluation dataset"
-        return length_of(trainer._eval_dataloader), "the evaluation loader has no length; give the number itself"
-    local = placeholder is which.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH
-    number = config.num_local_update_steps_per_epoch if local else config.num_update_steps_per_epoch
+            return None, "the run has no evaluation dataset"
+        return length_of(trainer._eval_dataloader), "the evaluation loader has no length; pass the number instead"
+    number = config.num_update_steps_per_epoch
+    processes = 1
+    if placeholder is which.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH:
+        number = config.num_local_update_steps_per_epoch
+        processes = config.num_processes
     if number is None and config.max_num_train_steps is not None:
-        # a loader without a length: the epochs share the updates that the run is limited to
-        shares = max(config.num_epochs, 1) * (config.num_processes if local else 1)
-        number = math.ceil(config.max_num_train_steps / shares)
+        # Without a length, the limit of updates is divided among the epochs.
+        number = math.ceil(config.max_num_train_steps / (max(config.num_epochs, 1) * processes))
     return number, "the training loader has no length; pass max_num_train_steps to train()"

@@ -131,7 +131,7 @@ def test_groups_and_layers() -> None:
     model.stem[2].eval()
     assert freezer.get_layers()[2].is_frozen, "a layer without parameters, by its mode"
     model.head.bias.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"of group 2 \(Linear\) has frozen parameters and others"):
+    with pytest.raises(ValueError, match=r"of group 2 \(Linear\) has both frozen and trainable"):
         freezer.get_layers()
 
 

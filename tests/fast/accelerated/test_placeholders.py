@@ -139,8 +139,8 @@ def test_the_names() -> None:
     [
         (P.NUM_UPDATE_STEPS_PER_EPOCH, {"num_update_steps_per_epoch": None}, "max_num_train_steps"),
         (P.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH, {"num_local_update_steps_per_epoch": None}, "max_num_train_steps"),
-        (P.TRAIN_DATALOADER_LEN, {"_train_dataloader": NoLength()}, "no length; give the number itself"),
-        (P.TRAIN_DATALOADER_LEN, {"_train_dataloader": iter([])}, "no length; give the number itself"),
+        (P.TRAIN_DATALOADER_LEN, {"_train_dataloader": NoLength()}, "no length; pass the number instead"),
+        (P.TRAIN_DATALOADER_LEN, {"_train_dataloader": iter([])}, "no length; pass the number instead"),
         (P.EVAL_DATALOADER_LEN, {"_eval_dataloader": None}, "no evaluation dataset"),
     ],
 )

@@ -65,7 +65,7 @@ def test_one_value_is_for_all_groups_and_a_sequence_has_one_for_each() -> None:
         Fixed(optimizer, given_).step()
         assert rates(optimizer) == wanted
         assert all(type(value) is float for value in rates(optimizer)), "which weights_only reads back"
-    with pytest.raises(ValueError, match=r"Fixed.get_updated_values\(\) gave 3 values for 2 parameter groups"):
+    with pytest.raises(ValueError, match=r"Fixed.get_updated_values\(\) returned 3 values for 2 parameter groups"):
         Fixed(sgd(1.0, 2.0), [1, 2, 3]).step()
 
 

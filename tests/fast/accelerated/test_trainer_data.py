@@ -243,7 +243,7 @@ def test_a_dataset_without_length_where_a_placeholder_needs_it(make: Any) -> Non
 
 def test_a_callback_that_is_no_callback() -> None:
     for wrong in (object(), "print", print, 3):
-        with pytest.raises(TypeError, match="is no callback"):
+        with pytest.raises(TypeError, match="is not a callback"):
             a_trainer(callbacks=[wrong])
 
 

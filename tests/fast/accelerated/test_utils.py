@@ -268,7 +268,7 @@ def test_ranks_wait_and_errors_reach_all(tmp_path: Path, nodes: int) -> None:
         assert said["waited"] == "done" and said["first"] == rank * 10
         zeros = {str(r) for r in range(0, size, 2)}
         assert set(said["order"][:nodes]) == zeros and len(said["order"]) == size
-        here, told = rank % 2 == 0, "fails() has failed on another rank: "
+        here, told = rank % 2 == 0, "fails() failed on another rank: "
         assert said["only"] == (["ValueError", "gone"] if here else ["RuntimeError", f"{told}ValueError: gone"])
         assert said["zero"] == (["SystemExit", "3"] if rank == 0 else ["RuntimeError", f"{told}SystemExit: 3"])
         missing = "[Errno 2] no such: 'x'"
