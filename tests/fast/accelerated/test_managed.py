@@ -150,7 +150,7 @@ def test_case_36_a_checkpoint_of_the_core_is_plain_and_that_of_another_model_is_
     assert list(state["model"]) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert state["optimizers"][0]["state"][0]["momentum_buffer"] is not None
     assert state["schedulers"][0]["num_updates"] == 3
-    with core.init(name="it", resume="latest"), pytest.raises(CheckpointError, match="does not fit"):
+    with core.init(name="it", resume="latest"), pytest.raises(CheckpointError, match="does not match"):
         train(trainer(width=2), 2)
     with core.init(name="it", resume="latest"), pytest.raises(CheckpointError, match="1 schedulers"):
         train(trainer(), 2, create_scheduler_fn=None)
@@ -551,7 +551,7 @@ def test_state_that_cannot_be_read_back_is_left_out_and_told_of_once(
 ) -> None:
     with core.init(name="odd") as ctx:
         train(trainer(Odd(state)), 2)
-    assert caplog.text.count("the state of callback 'Odd' is not part of checkpoints") == 1
+    assert caplog.text.count("leaving the state of callback 'Odd' out of checkpoints") == 1
     with core.init(name="odd", resume=ctx.run_id):
         again = train(trainer(Odd(state)), 3)
     assert again.run_history.get_metric_values("train_odd") == [0.25] * 3
@@ -608,8 +608,8 @@ def test_training_whose_states_hold_objects_goes_on_exactly(tmp_path: Path, capl
     resumed = run("stopped")
     assert_same(resumed.model.state_dict(), straight.model.state_dict())
     assert resumed.optimizer.param_groups[0]["note"] is print
-    assert "checkpoints leave out schedulers.0._schedulers.0.function, schedulers.0._schedulers.0.run" in caplog.text
-    assert "checkpoints leave out optimizers.0.param_groups.0.note, as it could not be read back" in caplog.text
+    assert "leaving schedulers.0._schedulers.0.function, schedulers.0._schedulers.0.run" in caplog.text
+    assert "leaving optimizers.0.param_groups.0.note out of checkpoints, as it could not be read back" in caplog.text
 
 
 def test_files_of_a_training_whose_states_hold_objects_are_read_back(tmp_path: Path) -> None:

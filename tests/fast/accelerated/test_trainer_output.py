@@ -100,7 +100,7 @@ def on_a_terminal(work: Any) -> str:
 
 
 def test_case_44_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core._training.progress_line.EVERY", 0.0)
+    monkeypatch.setattr("det_core._training.progress_line.DRAW_INTERVAL", 0.0)
     trainer = a_trainer(callbacks=[ProgressBarCallback])
     drawn = on_a_terminal(lambda: train(trainer, 2, eval_dataset=rows(20)))
     assert "\n" not in drawn and drawn.endswith("\r\x1b[K")
@@ -110,7 +110,7 @@ def test_case_44_one_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_case_44_the_line_is_closed_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core._training.progress_line.EVERY", 0.0)
+    monkeypatch.setattr("det_core._training.progress_line.DRAW_INTERVAL", 0.0)
     trainer = a_trainer(callbacks=[ProgressBarCallback, Breaks])
 
     def work() -> None:
@@ -123,7 +123,7 @@ def test_case_44_the_line_is_closed_after_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_case_44_one_line_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook's streams are no terminals, and know only the carriage return."""
-    monkeypatch.setattr("det_core._training.progress_line.EVERY", 0.0)
+    monkeypatch.setattr("det_core._training.progress_line.DRAW_INTERVAL", 0.0)
     OutStream = type("OutStream", (StringIO,), {"__module__": "ipykernel.iostream"})
     stream = OutStream()
     line = ProgressLine(stream)

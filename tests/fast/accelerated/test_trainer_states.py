@@ -144,9 +144,9 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     train(other, 1, torch.utils.data.TensorDataset(torch.randn(40, 5), torch.randn(40, 1)))
     other.save_training_state(tmp_path / "state")
     trainer = a_trainer(Recording)
-    with pytest.raises(CheckpointError, match=r"c\.pt does not fit this training's model"):
+    with pytest.raises(CheckpointError, match=r"c\.pt does not match the model"):
         trainer.load_checkpoint(tmp_path / "c.pt")
-    with pytest.raises(CheckpointError, match="state does not fit this training's model"):
+    with pytest.raises(CheckpointError, match="state does not match the model"):
         train(trainer, 1, resume_from=tmp_path / "state")
     assert "on_training_run_start" not in trainer.log and "training_run_start" not in trainer.log  # type: ignore[attr-defined]
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_another_model_through_the_core() -> None:
         train(a_trainer(model=nn.Linear(5, 1)), 1, wide)
     trainer = a_trainer(Recording, [Events])
     with (
-        pytest.raises(CheckpointError, match="does not fit this training's model"),
+        pytest.raises(CheckpointError, match="does not match the model"),
         core.init(name="mine", resume="latest"),
     ):
         train(trainer)
