@@ -198,7 +198,7 @@ def test_before_there_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", local)
         assert (local_process_zero_only(lambda: 1)(), world_process_zero_only(lambda: 1)()) == wanted
-        with pytest.raises(RuntimeError, match=r"there is no process group yet: call it after the Trainer is made"):
+        with pytest.raises(RuntimeError, match="without a process group: call it after the Trainer is made"):
             local_process_zero_first(lambda: 1)()
 
 
