@@ -1,7 +1,7 @@
-"""The journal: the record of a run on local disk, and how it is read back.
+"""The journal: the record of a run on local disk, and its readers.
 
-Each process of a run appends to a file of its own in the run's folder, one JSON object a line. What a report
-has written is safe from the death of the process; what cannot be written is kept in memory and tried again.
+Each process of a run appends to its own file in the run's directory, one JSON object per line. A report that has
+returned survives the death of the process; a line that the disk refuses is kept in memory and tried again.
 """
 
 from det_core.journal._cursor import Cursor, Line, open_cursors, rank_cursors

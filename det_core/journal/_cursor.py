@@ -1,8 +1,7 @@
-"""Carrying the records of one process elsewhere: what is new, and how far that got, as a byte offset.
+"""Cursors: how far the records of one process have been shipped, as a byte offset into its journal.
 
-A process appends to one file, whose bytes are the order of its reports, and which comes back byte by byte after it was
-deleted. So one number says all. Of a process of several files (of a disk that stayed full, or of earlier versions)
-they count as one, in the order of their numbers.
+A process appends to one file, so one number is enough. Several files of a process count as one, in the order of their
+numbers.
 """
 
 from __future__ import annotations
@@ -20,18 +19,19 @@ from det_core.journal._run_folder import journal_files, open_file
 from det_core.journal._scan import is_of_run
 
 READ_BYTES = 1 << 20
-"""Bytes of records that are given at a time."""
+"""Bytes of records that one :meth:`Cursor.read` returns, about."""
 VERSION = 2
+"""Version of the state file."""
 
 
 class Line(NamedTuple):
-    """A record as it stands in a journal.
+    """A record as it is stored in a journal.
 
     Attributes:
         seq: its number.
-        text: its line, the newline left out.
-        record: what that says; numbers that are not finite as the strings of the wire contract, §2.1.
-        end: the offset behind it.
+        text: its line, without the newline.
+        record: the decoded line; numbers that are not finite are the strings of the wire contract, §2.1.
+        end: offset of the byte after it.
     """
 
     seq: int
@@ -40,91 +40,99 @@ class Line(NamedTuple):
     end: int
 
     def decoded(self) -> dict[str, Any]:
-        """The record, with the numbers that are not finite as numbers."""
+        """Return the record with numbers that are not finite as floats."""
         from det_core.journal._format import decode
 
         return decode(self.text) or self.record
 
 
 class Cursor:
-    """Gives the records of one process that were not carried yet, in the order in which they were written.
+    """Read position in the records of one process, in the order in which they were written.
 
     Args:
-        folder: the run's folder.
-        restart: the restart that the journal's name says.
-        rank: the rank.
-        name: what the file beside the journal is called that remembers how far it got, as
-            ``<name>-<restart>-<rank>.json``.
-        to: where the records are carried; what was remembered for another place means nothing.
+        folder: the run's directory.
+        restart: the restart in the journal's name.
+        rank: the rank in the journal's name.
+        name: prefix of the state file beside the journal, ``<name>-<restart>-<rank>.json``.
+        to: destination of the records. State that was saved for another destination is ignored.
 
     Attributes:
-        offset: bytes of the journal that are dealt with.
-        saved: what the last :meth:`save` for this place holds, of an earlier process too; empty: there is none.
+        offset: bytes of the journal that have been shipped.
+        saved: content of the last :meth:`save` for this destination, by this process or an earlier one; empty if none.
     """
 
     def __init__(self, folder: Path, restart: int, rank: int, *, name: str = "shipped", to: str = "") -> None:
-        self.restart, self.rank = restart, rank
-        self._folder, self._to = folder, to
+        self.restart = restart
+        self.rank = rank
+        self._folder = folder
+        self._to = to
         self._state = folder / f"{name}-{restart}-{rank}.json"
         self.saved = self._load_state()
         self.offset = int(self.saved.get("offset", 0))
 
     def read(self) -> list[Line]:
-        """The next records, from about 1 MB; none: all that is written now was given.
+        """Return the next records, about 1 MB of them; none if all that is written now has been read.
 
-        What was given comes again, until it is :meth:`advance`-ed.
+        The same records are returned again until the cursor is advanced (:meth:`advance`).
         """
         files = self._files()
         if files and self.offset > files[-1].begin + files[-1].size:
-            self.offset = 0  # another file has taken the place: rather carried twice than lost
+            self.offset = 0  # another file has taken its place: shipping records twice beats losing them
         for part in files:
             if self.offset < part.begin + part.size:
                 lines = self._read_part(part)
                 if lines is None or lines:
                     return lines or []
             if part is not files[-1]:
-                self.offset = max(self.offset, part.begin + part.size)  # perhaps half a line, which nobody will end
+                # What is left of it is half a line: its writer went on in the next file, and will not end it.
+                self.offset = max(self.offset, part.begin + part.size)
         return []
 
     def advance(self, lines: Iterable[Line]) -> None:
-        """These, and all before them, have arrived."""
+        """Advance past these records and all before them."""
         self.offset = max([self.offset, *(line.end for line in lines)])
 
     def save(self, **more: Any) -> None:
-        """Remember on disk what was marked: whole or not at all, though not proof against a machine that fails.
+        """Save the offset on disk, in one step. It may be lost with the machine, and records are then shipped twice.
 
         Args:
-            more: what else to find in ``saved``.
+            more: further values for :attr:`saved`.
 
         Raises:
-            OSError: the disk refused.
+            OSError: If the state file cannot be written.
         """
         state = {"version": VERSION, "to": self._to, "offset": self.offset, **more}
         write_atomic(self._state, json.dumps(state).encode(), durable=False)
         self.saved = state
 
     def count_remaining(self) -> int:
-        """How many records are written and not marked."""
-        ahead, number = copy(self), 0
+        """Return the number of records that are written and not shipped."""
+        ahead = copy(self)
+        count = 0
         while lines := ahead.read():
-            number += len(lines)
+            count += len(lines)
             ahead.advance(lines)
-        return number
+        return count
 
     def _files(self) -> list[_FileSpan]:
-        """The process's files, one behind the other."""
+        """Return the process's files with the offsets at which they begin."""
         parts: list[_FileSpan] = []
         begin = 0
         for path in journal_files(self._folder).get((self.restart, self.rank), []):
             with suppress(FileNotFoundError):
-                found = path.stat()
-                parts.append(_FileSpan(path, begin, found.st_size if stat.S_ISREG(found.st_mode) else 0))
-                begin += parts[-1].size
+                status = path.stat()
+                size = status.st_size
+                if not stat.S_ISREG(status.st_mode):  # a pipe in a file's place: reading it could block
+                    size = 0
+                parts.append(_FileSpan(path, begin, size))
+                begin += size
         return parts
 
     def _read_part(self, part: _FileSpan) -> list[Line] | None:
-        """The next records of a file; None: it cannot be opened now. Where there are none, what is torn or empty is
-        passed over for good."""
+        """Return the next records of a file, or None if it cannot be opened now.
+
+        If it has none, the offset is moved past torn and empty lines for good.
+        """
         from det_core.journal._format import parse
 
         file = open_file(part.path)
@@ -146,22 +154,24 @@ class Cursor:
         return lines
 
     def _load_state(self) -> dict[str, Any]:
-        """Return what the file beside the journal says; nothing where that is of another place."""
+        """Return the content of the state file, or an empty dict if it was saved for another destination."""
         try:
             state = json.loads(self._state.read_bytes())
             is_ours = (state["to"], state["version"]) == (self._to, VERSION) and int(state["offset"]) >= 0
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        return dict(state) if is_ours else {}
+        if not is_ours:
+            return {}
+        return dict(state)
 
 
 def open_cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | None = None) -> list[Cursor]:
-    """One for each process that has written a journal in ``folder``, by restart and rank.
+    """Return a cursor for each process that has written a journal in ``folder``, by restart and rank.
 
     Args:
-        folder: the run's folder.
-        name, to: as of :class:`Cursor`.
-        run_id: only of journals that say so of themselves.
+        folder: the run's directory.
+        name, to: as for :class:`Cursor`.
+        run_id: ID of the run; journals of other runs in the directory are skipped. Defaults to any.
     """
     return [
         Cursor(folder, restart, rank, name=name, to=to)
@@ -173,11 +183,11 @@ def open_cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: s
 def rank_cursors(
     folder: Path, restart: int, rank: int, *, name: str = "shipped", to: str = "", run_id: str | None = None
 ) -> list[Cursor]:
-    """Return one for each restart of a rank, oldest first: those before ``restart``, and that one, which may be new.
+    """Return a cursor for each restart of a rank up to ``restart``, oldest first. That one need not have begun.
 
     Args:
-        folder, name, to, run_id: as of :func:`open_cursors`.
-        restart: the last one.
+        folder, name, to, run_id: as for :func:`open_cursors`.
+        restart: the last restart.
         rank: the rank.
     """
     restarts = [
@@ -189,7 +199,7 @@ def rank_cursors(
 
 
 class _FileSpan(NamedTuple):
-    """A file of a process: its bytes count from ``begin``."""
+    """A file of a process and the offsets of its bytes, from ``begin``."""
 
     path: Path
     begin: int

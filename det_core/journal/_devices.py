@@ -1,8 +1,7 @@
-"""Values that are on their way from a device.
+"""Values in flight from a device to the host.
 
 The tensors of one report that share a device and a dtype become one copy into pinned memory, on the stream that is
-current at the call. The report does not wait for it, a later change in place does not reach it, and memory and event
-are used again: to pin memory anew takes longer than the copy.
+current at the call. The report does not wait for it, and a later change in place does not affect it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from det_core import _clock
 logger = logging.getLogger("det_core")
 
 BUFFER_ELEMENTS = 256
-"""Elements of a buffer that is used again; a larger copy gets memory of its own."""
+"""Elements of a reusable buffer; a larger copy allocates its own memory."""
 MAX_FREE_BUFFERS = 256
-"""Buffers of a device and dtype that are kept for later copies."""
+"""Free buffers kept for each device and dtype."""
 
 
 class PendingValue(ABC):
-    """A value that was fixed when it was reported and reaches the host a moment later."""
+    """A value that is fixed when it is reported and arrives on the host later."""
 
     @abstractmethod
     def ready(self) -> bool:
@@ -41,7 +40,7 @@ class PendingValue(ABC):
 
 
 class CudaBuffer:
-    """Pinned memory for one copy at a time, and the event that fires when it has arrived.
+    """Pinned memory for one copy at a time, and the event that fires when the copy has arrived.
 
     Args:
         device, dtype: of the tensors.
@@ -53,6 +52,7 @@ class CudaBuffer:
 
     def __init__(self, device: Any, dtype: Any, size: int) -> None:
         torch = sys.modules["torch"]
+        # Reused, as pinning memory takes longer than the copy.
         self.host = torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
         self._device = device
         self._event = torch.cuda.Event()
@@ -68,16 +68,16 @@ class CudaBuffer:
         return bool(self._event.query())
 
     def wait(self) -> None:
-        """Return when the copy has arrived."""
+        """Wait until the copy has arrived."""
         self._event.synchronize()
 
 
 BUFFER_TYPES = {"cuda": CudaBuffer}
-"""By type of device; tensors of others are read in the call."""
+"""Buffer class by type of device; tensors on other devices are read during the report."""
 
 
 class HostBuffers:
-    """Buffers that copies use one after the other. Any thread may call."""
+    """Pool of buffers for copies. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[Any, Any], list[Any]] = {}
@@ -92,7 +92,7 @@ class HostBuffers:
         return BUFFER_TYPES[device.type](device, dtype, size)
 
     def give_back(self, device: Any, dtype: Any, buffer: Any) -> None:
-        """Take a buffer back whose copy was read."""
+        """Return a buffer whose copy has been read to the pool."""
         free = self._free.setdefault((device, dtype), [])
         if buffer.host.numel() == BUFFER_ELEMENTS and len(free) < MAX_FREE_BUFFERS:
             free.append(buffer)
@@ -101,15 +101,15 @@ class HostBuffers:
 class DeviceCopy(PendingValue):
     """One copy of tensors of a device and dtype; its result is the list of their values.
 
-    Work queued later on the stream that is current for the device comes after the copy; work on *other* streams is
-    the caller's to order, as for every read of such a tensor.
+    Work queued later on the current stream of the device runs after the copy; the caller orders work on *other*
+    streams, as for every read of such a tensor.
 
     Args:
-        buffers: where its memory comes from.
+        buffers: pool that provides the memory.
         device, dtype: of the tensors.
 
     Attributes:
-        tensors: what to copy, to be filled before :meth:`start`.
+        tensors: the tensors to copy, appended before :meth:`start`.
     """
 
     def __init__(self, buffers: HostBuffers, device: Any, dtype: Any) -> None:
@@ -123,7 +123,7 @@ class DeviceCopy(PendingValue):
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Begin to copy. Never raises: what fails is raised by :meth:`result`."""
+        """Begin to copy. An error is raised by :meth:`result`, never here."""
         torch = sys.modules["torch"]
         tensors = self.tensors
         self._has_arrays = any([tensor.ndim for tensor in tensors])
@@ -139,18 +139,18 @@ class DeviceCopy(PendingValue):
                 self._size = source.numel()
                 self._buffer = self._buffers.take(*self._key, self._size)
                 self._buffer.copy(source)
-        except Exception as e:  # the device is dead: a report does not raise, its row says what is lost
+        except Exception as e:  # the device is dead: a report does not raise, its row names the lost values
             self._error = e
-        # The tensors are kept until the copy has arrived: one that belongs to another stream, and that the caller
-        # lets go of, would be overwritten there.
+        # self.tensors keeps them alive until the copy has arrived: memory of another stream would be reused there as
+        # soon as the caller drops the tensor.
 
     def ready(self) -> bool:
-        """Return whether the copy has arrived, or has failed."""
+        """Return whether the copy has arrived or has failed."""
         self._has_arrived = self._has_arrived or self._error is not None or self._buffer.ready()
         return self._has_arrived
 
     def result(self) -> list[Any]:
-        """Return the values of the tensors at the time of the report, in the order in which they were added."""
+        """Return the values of the tensors at the time of the report, in the order in which they were appended."""
         if self._error is not None:
             raise self._error
         if not self._has_arrived:
@@ -169,21 +169,24 @@ class DeviceCopy(PendingValue):
 
 
 def is_ready(value: PendingValue) -> bool:
-    """Return whether a value is there; one whose device fails is, as there is nothing to wait for."""
+    """Return whether there is nothing to wait for: the value has arrived, or its device fails."""
     try:
         return value.ready()
     except Exception as e:
-        logger.debug("a device does not say whether a value is there: %s", e)
+        logger.debug("cannot query whether a device value has arrived: %s", e)
         return True
 
 
-def wait_for(values: Iterable[PendingValue], seconds: float) -> None:
-    """Return when all values are there, or when the time is over.
+def wait_for(values: Iterable[PendingValue], timeout: float) -> None:
+    """Wait until all values have arrived.
 
-    Asked again and again, as an event can only be waited for without a deadline, and one behind a collective whose
-    peer has died never fires.
+    Args:
+        values: the values.
+        timeout: maximum wait in seconds.
     """
-    deadline = _clock.monotonic() + seconds
+    deadline = _clock.monotonic() + timeout
+    # Polled: an event can only be waited for without a deadline, and one behind a collective whose peer has died never
+    # fires.
     pause = 0.0001
     for value in values:
         while not is_ready(value) and _clock.monotonic() < deadline:

@@ -2,13 +2,13 @@
 
 A line is one object: ``kind``, ``seq`` (its place among the records of its process) and ``time`` (seconds since the
 epoch), then for ``metrics`` the keys ``group``, ``steps_completed``, ``metrics`` and perhaps ``batch_metrics``, for
-every other kind ``body``. Numbers that are not finite stand as the strings of the wire contract (§2.1), and the paths
-to them in ``nonfinite``, each a list of keys and indices from the top of the record, so that they come back as numbers
-and a user's string "NaN" stays a string. ``lost`` lists values that never came from their device. The first line of a
-file has the kind ``journal`` and says whose records follow.
+every other kind ``body``. Numbers that are not finite are stored as the strings of the wire contract (§2.1), and the
+paths to them in ``nonfinite``, each a list of keys and indices from the top of the record, so that they are read back
+as numbers and a user's string "NaN" stays a string. ``lost`` lists values that never arrived from their device. The
+first line of a file has the kind ``journal`` and names the process.
 
-Others import this module where they first need it: it loads orjson, and ``from det_core import core`` loads nothing
-but the standard library.
+Import this module inside functions: it loads orjson, and ``from det_core import core`` loads nothing but the standard
+library.
 """
 
 from __future__ import annotations
@@ -22,37 +22,41 @@ from det_core._json import restore
 
 VERSION = 1
 FLAGS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
-"""What orjson would write in a way of its own is refused instead, and goes through ``_values``."""
+"""Options of orjson; types that it would convert in its own way are rejected, and ``_values`` converts them."""
 BATCH_METRICS = "\0batch_metrics"
-"""Stands for the batch metrics among the keys of a row: they are given once a step, or not at all."""
+"""Key of the batch metrics among those of a row: a step has them once, or not at all."""
 
 dumps = orjson.dumps
 
 
 def encode(record: Mapping[str, Any], nonfinite: Iterable[Iterable[str | int]] = ()) -> bytes:
-    """The line of a record whose values are plain JSON.
+    """Return the line of a record whose values are plain JSON.
 
     Args:
-        record: numbers that are not finite stand as strings already.
-        nonfinite: the paths to these.
+        record: the record; numbers that are not finite are strings already.
+        nonfinite: paths to these numbers.
     """
-    paths = [list(path) for path in nonfinite]
-    return dumps({**record, "nonfinite": paths} if paths else record, None, FLAGS)
+    if paths := [list(path) for path in nonfinite]:
+        record = {**record, "nonfinite": paths}
+    return dumps(record, None, FLAGS)
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The record on a line as it stands there, or None where the line is torn or no record of ours."""
+    """Return the record of a line as it is stored, or None if the line is torn or not a record of det_core."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
+    # Exact types: JSON has no subclasses, and isinstance() would take true for a number.
     if type(record) is not dict or type(record.get("kind")) is not str:
         return None
-    return record if record["kind"] == "journal" or _is_well_formed(record) else None
+    if record["kind"] != "journal" and not _is_well_formed(record):
+        return None
+    return record
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """As :func:`parse`, with the numbers that are not finite as numbers."""
+    """Return the record of a line with numbers that are not finite as floats, or None as :func:`parse` does."""
     record = parse(line)
     if record is None or record["kind"] == "journal":
         return record
@@ -63,7 +67,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def values_by_key(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of a row by key, its batch metrics among them."""
+    """Return the metrics of a row by key, its batch metrics among them."""
     values: dict[str, Any] = dict(record["metrics"])
     if record.get("batch_metrics") is not None:
         values[BATCH_METRICS] = record["batch_metrics"]

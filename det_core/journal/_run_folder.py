@@ -1,7 +1,7 @@
-"""The folder of a run: ``<home>/runs/<run_id>/``, with run.json, the writer's lock, journals, checkpoints.
+"""The directory of a run: ``<home>/runs/<run_id>/``, with run.json, the writer's lock, journals and checkpoints.
 
-``run.json`` says what was started, when and how often. ``run.lock`` is held by the process that writes the run: a lock
-goes away with its holder, however that dies, so that nobody needs to clean up.
+``run.json`` records each start: when, where and with which command. ``run.lock`` is locked by the process that writes
+the run; the kernel releases a lock with its holder, so nothing needs to be cleaned up after a kill.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ logger = logging.getLogger("det_core")
 INFO_FILE = "run.json"
 LOCK_FILE = "run.lock"
 LOCK_TIMEOUT = 1.0
-"""Seconds to wait for the lock: a child that a killed holder was just forking may not have let go yet."""
+"""Maximum wait for the lock in seconds: a killed holder may have been forking a child that has not released it yet."""
 _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _JOURNAL = re.compile(r"journal-(\d{1,9})-(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 _FLOCK = "hhqqi4x"
 _WRITE_LOCK = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-"""The lock: all of the file, for writing."""
+"""The lock: for writing, the whole file."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -47,10 +47,10 @@ class RunFolder:
     """One run on disk.
 
     Attributes:
-        path: the folder.
-        run_id: its name: the UTC time of creation and six random characters, so that names sort by age.
-        name: what ``latest`` goes by.
-        restart: the restart this process writes; -1 before :meth:`begin_restart`.
+        path: the directory.
+        run_id: its name: UTC time of creation and six random characters, so that names sort by age.
+        name: the name by which ``latest`` finds it.
+        restart: the restart that this process writes; -1 before :meth:`begin_restart`.
     """
 
     path: Path
@@ -61,14 +61,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, home: Path, *, name: str) -> RunFolder:
-        """Make the folder of a new run.
+        """Create the directory of a new run.
 
         Args:
-            home: the home folder; made if need be.
+            home: the home directory; created if missing.
             name: the run's name.
 
         Raises:
-            RunError: the folder cannot be made; the message gives path and reason.
+            RunError: If the directory cannot be created; the message has path and cause.
         """
         from secrets import choice
 
@@ -77,7 +77,7 @@ class RunFolder:
         runs = Path(home) / "runs"
         try:
             runs.mkdir(parents=True, exist_ok=True)
-            while True:  # of a thousand runs begun in one second, two may draw the same
+            while True:  # of a thousand runs that begin in one second, two may draw the same ID
                 run_id = f"{stamp}-{''.join(choice(_ALPHABET) for _ in range(6))}"
                 with suppress(FileExistsError):
                     (runs / run_id).mkdir()
@@ -85,20 +85,20 @@ class RunFolder:
             _write_info(runs / run_id, {"run_id": run_id, "name": name, "created": created, "restarts": []})
         except OSError as e:
             raise RunError(
-                f"a run cannot be kept in {runs}: {e.strerror}. Set DET_CORE_HOME to a folder of yours"
+                f"cannot create a run in {runs}: {e.strerror}; set DET_CORE_HOME to a directory you own"
             ) from None
         return cls(runs / run_id, run_id, name)
 
     @classmethod
     def open(cls, home: Path, run_id: str) -> RunFolder:
-        """The folder of a run that exists.
+        """Return an existing run.
 
         Args:
-            home: the home folder.
-            run_id: the run's id, or the beginning of it that no other has.
+            home: the home directory.
+            run_id: the run's ID, or a beginning of it that no other ID has.
 
         Raises:
-            RunNotFound: no run of that id, or several begin with it.
+            RunNotFound: If no run has this ID, or several begin with it.
         """
         path = Path(home) / "runs" / run_id
         if not _ID.fullmatch(run_id) or not path.is_dir():
@@ -108,23 +108,24 @@ class RunFolder:
 
     @classmethod
     def latest(cls, home: Path, name: str) -> RunFolder | None:
-        """The newest run called ``name``, or None."""
-        found = (path for path in run_paths(home) if read_info(path).get("name") == name)
-        path = next(found, None)
-        return None if path is None else cls(path, path.name, name)
+        """Return the newest run called ``name``, or None."""
+        for path in run_paths(home):
+            if read_info(path).get("name") == name:
+                return cls(path, path.name, name)
+        return None
 
     def begin_restart(self, start: Mapping[str, Any] | None = None) -> int:
-        """Take the run for writing and count one restart more, durably.
+        """Lock the run for writing and record one more restart, durably.
 
         Args:
-            start: what run.json is to say of it beside the time, host and pid, such as its ``argv``.
+            start: further facts for run.json beside time, host and pid, such as ``argv``.
 
         Returns:
-            The number of this restart; a new run begins with 0.
+            The number of this restart, 0 for a new run.
 
         Raises:
-            RunLocked: another process writes the run; the message names host and pid.
-            RunError: the folder cannot be written.
+            RunLocked: If another process writes the run; the message has host and pid.
+            RunError: If the directory cannot be written.
         """
         try:
             lock = WriterLock(self.path / LOCK_FILE, self.run_id)
@@ -134,26 +135,24 @@ class RunFolder:
                 lock.release()
                 raise
         except OSError as e:
-            raise RunError(f"run {self.run_id} in {self.path} cannot be written: {e.strerror}") from e
+            raise RunError(f"cannot write run {self.run_id} in {self.path}: {e.strerror}") from e
         self._lock = lock
-        for reserve in self.path.glob("journal-*.reserve"):  # of processes that were killed
+        for reserve in self.path.glob("journal-*.reserve"):  # left by processes that were killed
             with suppress(OSError):
                 reserve.unlink()
         return self.restart
 
     def release(self) -> None:
-        """Let another process write the run. Twice is fine."""
+        """Release the lock, so that another process can write the run. Releasing twice has no effect."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _count_restart(self, start: Mapping[str, Any]) -> int:
         now = _clock.now()
-        fresh = {"run_id": self.run_id, "name": self.name, "created": now, "restarts": []}
-        info = {
-            **fresh,
-            **read_info(self.path, quietly=True),
-        }  # which is empty where run.json is gone, or was never there
+        # run.json may be missing or damaged: the journals alone make a run.
+        info: dict[str, Any] = {"run_id": self.run_id, "name": self.name, "created": now, "restarts": []}
+        info.update(read_info(self.path, quietly=True))
         restart = count_starts(self.path, info)
         if not restart:
             info["name"] = self.name
@@ -164,30 +163,28 @@ class RunFolder:
 
 
 class WriterLock:
-    """The right to write a run. A forked child does not inherit it.
+    """The exclusive right to write a run. A forked child does not inherit it.
 
-    It is an open-file-description lock: unlike ``flock`` it can be asked about without being taken, so that listing
-    runs never makes a writer fail, and unlike a POSIX record lock it is not lost when some other part of the process
-    reads the file. It works on NFS and on Lustre.
+    It is an open-file-description lock. Unlike ``flock`` it can be queried without being taken, so listing runs never
+    makes a writer fail; unlike a POSIX record lock it is not lost when another part of the process closes the file. It
+    works on NFS and on Lustre.
 
     Args:
-        path: the lock's file; it says who holds it.
-        run_id: for messages.
+        path: file to lock; its content names the holder.
+        run_id: ID of the run, for messages.
 
     Raises:
-        RunLocked: another process has it; the message names host and pid.
-        OSError: the file cannot be written.
+        RunLocked: If another process holds it; the message has host and pid.
+        OSError: If the file cannot be written.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         try:
             if not self._acquire(path):
-                who = _holder(path)
-                by = f"pid {who[1]} on {who[0]}" if who else "another process"
                 raise RunLocked(
-                    f"run {run_id} is being written by {by}; wait for it to end, stop it, or start a new run "
-                    "(without resume)"
+                    f"run {run_id} is being written by {_holder(path)}; wait for it to end, stop it, or start a new "
+                    "run (without resume)"
                 )
             holder = {"host": os.uname().nodename, "pid": os.getpid(), "time": _clock.now()}
             os.ftruncate(self._fd, 0)
@@ -198,8 +195,9 @@ class WriterLock:
         _LOCKS.add(self)
 
     def release(self) -> None:
-        """Give it back. Twice is fine."""
-        fd, self._fd = self._fd, -1
+        """Release the lock. Releasing twice has no effect."""
+        fd = self._fd
+        self._fd = -1
         if fd >= 0:
             os.close(fd)
 
@@ -211,9 +209,7 @@ class WriterLock:
                 return True
             except OSError as e:
                 if e.errno in _NO_LOCKS:
-                    logger.warning(
-                        "%s cannot be locked (%s): a second process could write this run too", path, e.strerror
-                    )
+                    logger.warning("cannot lock %s (%s): a second process could write this run too", path, e.strerror)
                     return True
                 if e.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
@@ -224,10 +220,10 @@ class WriterLock:
 
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
-    """Keep every other process from writing the run.
+    """Keep every other process from writing the run during the block.
 
     Raises:
-        RunLocked: a process is writing it.
+        RunLocked: If a process is writing it.
     """
     lock = WriterLock(folder / LOCK_FILE, folder.name)
     try:
@@ -237,35 +233,39 @@ def lock_run(folder: Path) -> Iterator[None]:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether a process is writing the run; takes nothing."""
-    found = open_file(folder / LOCK_FILE)
-    if found is None:
+    """Return whether a process is writing the run, without taking its lock."""
+    file = open_file(folder / LOCK_FILE)
+    if file is None:
         return False
-    with found:
+    with file:
         try:
-            answer = fcntl.fcntl(found, fcntl.F_OFD_GETLK, _WRITE_LOCK)
-        except OSError:
+            lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WRITE_LOCK)
+        except OSError:  # a file system without locks
             return False
-    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+    return bool(struct.unpack(_FLOCK, lock)[0] != fcntl.F_UNLCK)
 
 
 def run_paths(home: Path) -> list[Path]:
-    """The folders of all runs, newest first. Raises RunError where they cannot be looked at."""
+    """Return the directories of all runs, newest first.
+
+    Raises:
+        RunError: If they cannot be listed.
+    """
     runs = Path(home) / "runs"
     try:
         names = [entry.name for entry in os.scandir(runs) if entry.is_dir()]
     except FileNotFoundError:
         return []
     except OSError as e:
-        raise RunError(f"no runs can be read in {runs}: {e.strerror}. Set DET_CORE_HOME to a folder of yours") from None
+        raise RunError(f"cannot list runs in {runs}: {e.strerror}; set DET_CORE_HOME to a directory you own") from None
     return sorted((runs / name for name in names if _ID.fullmatch(name)), key=_age, reverse=True)
 
 
 def journal_files(folder: Path) -> dict[tuple[int, int], list[Path]]:
-    """The journal files of each process, by restart and rank, in the order of their numbers.
+    """Return the journal files of each process, by restart and rank, in the order of their numbers.
 
-    A process has one, without a number. Earlier versions went on in a new one after trouble; this one puts into a
-    second what a disk that stayed full did not take.
+    A process has one, without a number. Earlier versions continued in a new one after a failure; this version puts
+    records that a full disk did not take into a second one.
     """
     try:
         entries = [(_JOURNAL.fullmatch(entry.name), Path(entry.path)) for entry in os.scandir(folder)]
@@ -278,39 +278,39 @@ def journal_files(folder: Path) -> dict[tuple[int, int], list[Path]]:
 
 
 def open_file(path: Path) -> BinaryIO | None:
-    """Open a file for reading; None where there is none, or none that can be read, which is logged.
+    """Open a file for reading, or return None if it is missing or cannot be read; the latter is logged.
 
-    A folder or a pipe in a file's place neither raises nor hangs: one damaged run must not hide the others.
+    A directory or a pipe in its place neither raises nor blocks: one damaged run must not hide the others.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as e:
-        logger.warning("%s cannot be read, and is passed over: %s", path, e.strerror)
+        logger.warning("ignoring %s: %s", path, e.strerror)
         return None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        logger.warning("%s is no file, and is passed over", path)
+        logger.warning("ignoring %s: not a regular file", path)
         return None
     return open(fd, "rb", buffering=2**20)
 
 
 def count_starts(folder: Path, info: dict[str, Any]) -> int:
-    """Return how often a run was started, by its run.json and by its journals."""
+    """Return the number of starts of a run, by its run.json and by its journals."""
     begun = [start["restart"] for start in info.get("restarts", [])]
     return max([*begun, *(restart for restart, _ in journal_files(folder))], default=-1) + 1
 
 
 def read_info(folder: Path, *, quietly: bool = False) -> dict[str, Any]:
-    """Read run.json; empty where there is none, or none that can be used, which is logged.
+    """Return run.json, or an empty dict if it is missing or invalid; the latter is logged.
 
-    Whatever stands in it, no list of runs may fail because of it, and no other run's resume: every field that is there
-    has the type and range that readers rely on.
+    No list of runs and no other run's resume may fail because of its content: each field in the result has the type and
+    range that readers rely on.
 
     Args:
-        folder: the run's folder.
-        quietly: log nothing, where another reader does.
+        folder: the run's directory.
+        quietly: whether to log nothing, as another reader does.
     """
     file = open_file(folder / INFO_FILE)
     if file is None:
@@ -329,7 +329,7 @@ def read_info(folder: Path, *, quietly: bool = False) -> dict[str, Any]:
 
 
 def _problem_of(record: Any, fields: Mapping[str, Callable[[Any], bool]]) -> str:
-    """Return what is wrong with a record, in words; empty if each field that it has is as expected."""
+    """Return what is wrong with a record, or an empty text if each field that it has is valid."""
     if not isinstance(record, dict):
         return f"expected an object, found {_cut(record)}"
     return next(
@@ -340,7 +340,9 @@ def _problem_of(record: Any, fields: Mapping[str, Callable[[Any], bool]]) -> str
 
 def _cut(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+    if len(text) <= 60:
+        return text
+    return text[:59] + "…"
 
 
 def _is_text(value: Any) -> bool:
@@ -360,14 +362,16 @@ def _is_command(value: Any) -> bool:
 
 
 def _is_start(value: Any) -> bool:
-    number = value.get("restart") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return False
+    number = value.get("restart")
     return type(number) is int and 0 <= number < _MAX_RESTARTS and not _problem_of(value, _START_FIELDS)
 
 
 _YEAR_10000 = 253402300800
-"""Seconds since the epoch, beyond which no calendar of Python's goes."""
+"""Seconds since the epoch that no calendar of Python's reaches."""
 _MAX_RESTARTS = 10**9
-"""What has a place in a journal's name."""
+"""Restarts have at most nine digits in a journal's name."""
 _START_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "time": _is_moment,
     "host": _is_text,
@@ -378,7 +382,7 @@ _START_FIELDS: Mapping[str, Callable[[Any], bool]] = {
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "name": _is_name,
     "created": _is_moment,
-    "argv": _is_command,  # earlier versions said it once, of the run, and so the directory
+    "argv": _is_command,  # earlier versions recorded command and directory once for the run
     "cwd": _is_text,
     "restarts": lambda value: isinstance(value, list) and all(map(_is_start, value)),
 }
@@ -389,7 +393,7 @@ def _write_info(folder: Path, info: dict[str, Any]) -> None:
 
 
 def match_id(prefix: str, ids: Iterable[str]) -> list[str]:
-    """Return the ID that is ``prefix`` itself, or else all that begin with it; none if it is empty."""
+    """Return the ID that equals ``prefix``, or else all that begin with it; none for an empty prefix."""
     matches = [found for found in ids if prefix and found.startswith(prefix)]
     return [prefix] if prefix in matches else matches
 
@@ -428,24 +432,24 @@ def match_run_id(prefix: str, ids: Iterable[str], runs: Path) -> str:
 
 
 def _age(path: Path) -> tuple[str, float, str]:
-    """Sorts by the second in the name, and within it by the moment in run.json."""
+    """Return a sort key: the second in the name, then the exact time in run.json."""
     return path.name[:15], float(read_info(path, quietly=True).get("created", 0.0)), path.name
 
 
-def _holder(path: Path) -> tuple[str, int] | None:
-    """Host and pid of who holds a lock, as far as its file says."""
+def _holder(path: Path) -> str:
+    """Return a description of the holder of a lock, by the content of its file."""
     try:
-        who = json.loads(path.read_bytes())
-        return str(who["host"]), int(who["pid"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        holder = json.loads(path.read_bytes())
+        return f"pid {int(holder['pid'])} on {holder['host']}"
+    except (OSError, ValueError, LookupError, TypeError):  # it has just been locked, and is not written yet
+        return "another process"
 
 
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Let go of the locks in a child: a DataLoader worker outlives its trainer, whose run would stay locked."""
+    """Release the locks in a child: a DataLoader worker may outlive its trainer, whose run would stay locked."""
     for lock in list(_LOCKS):
         lock.release()
 

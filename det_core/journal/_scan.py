@@ -1,8 +1,8 @@
-"""A run read back: the journals of all its processes as series, records and a state.
+"""Read a run back: the journals of all its processes as series, records and a state.
 
-All files of a run are read once, line by line, whatever state they are in: of a row only its place is kept, a few
-dozen bytes however large it is, and it is read again when it is asked for. Then the rules decide which rows of a run
-that was resumed still count.
+All files of a run are read once, line by line, whatever state they are in. Of a row only its position is kept, a few
+dozen bytes however large it is, and it is read again on request. Then the rules decide which rows of a resumed run
+still count.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from det_core.journal._run_folder import (
 from det_core.journal._values import to_json_dict
 
 NO_STEP = -1
+"""Step of rows without one, in a column of integers."""
 TAIL_BYTES = 65536
-"""Bytes at a file's end in which its last records are looked for."""
+"""Bytes at the end of a file that are searched for its last records."""
 SERIES_TAIL_BYTES = 8 * 2**20
-"""Bytes at a file's end in which the rows before a checkpoint are looked for: some 50,000 of ten metrics."""
+"""Bytes at the end of a file that are searched for the rows before a checkpoint: some 50,000 of ten metrics."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,16 @@ class Row:
 
     Attributes:
         group: its metric group.
-        steps_completed: its step; None for rows that belong to none.
+        steps_completed: its step, or None.
         metrics: values by key.
-        time: when it was reported, in seconds since the epoch.
-        restart: the restart it was made in.
+        time: time of the report, in seconds since the epoch.
+        restart: restart that reported it.
         rank: the (lowest) rank that reported it.
         seq: its place among that rank's records.
-        superseded: whether a later restart took its place.
-        conflicts: keys that were given different values at this step, by several ranks or by one, long after; the
-            lowest rank's first value is shown.
-        batch_metrics: what was given per batch, where asked for.
+        superseded: whether a later restart replaced it.
+        conflicts: keys with different values at this step, from several ranks or much later from one; ``metrics`` has
+            the lowest rank's first value.
+        batch_metrics: values per batch, if requested.
     """
 
     group: str
@@ -68,10 +69,10 @@ class Row:
     batch_metrics: list[dict[str, Any]] | None = None
 
     def line(self, *, superseded: bool = False) -> bytes:
-        """The row as a line of JSON for a file that stands alone: with restart and rank.
+        """Return the row as a line of JSON for a stand-alone file, with restart and rank.
 
         Args:
-            superseded: whether the line says if it was superseded.
+            superseded: whether the line has the field ``superseded``.
         """
         from det_core.journal._format import encode
 
@@ -91,13 +92,13 @@ class Row:
 
 
 class Record(Mapping[str, Any]):
-    """A record that is no metrics row: its body as a mapping, and where it stands.
+    """A record that is not a metrics row: its body as a mapping, and its origin.
 
     Attributes:
         kind: such as ``checkpoint``.
-        time: when it was made, in seconds since the epoch.
-        restart: the restart it was made in.
-        rank: the rank that made it.
+        time: time of the record, in seconds since the epoch.
+        restart: restart that wrote it.
+        rank: rank that wrote it.
         seq: its place among that rank's records.
     """
 
@@ -106,7 +107,9 @@ class Record(Mapping[str, Any]):
     def __init__(self, restart: int, rank: int, record: Mapping[str, Any]) -> None:
         self.kind: str = record["kind"]
         self.time: float = record["time"]
-        self.restart, self.rank, self.seq = restart, rank, int(record["seq"])
+        self.restart = restart
+        self.rank = rank
+        self.seq = int(record["seq"])
         self._body: dict[str, Any] = record["body"]
 
     def __getitem__(self, key: str) -> Any:
@@ -123,10 +126,10 @@ class Record(Mapping[str, Any]):
 
 
 class RunSummary:
-    """What is known of a run without reading its journals.
+    """The facts of a run that need no reading of its journals.
 
     Args:
-        path: the run's folder.
+        path: the run's directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,26 +138,24 @@ class RunSummary:
 
     @cached_property
     def info(self) -> dict[str, Any]:
-        """What run.json says: name, command, restarts."""
+        """Content of run.json: name, command, restarts."""
         return read_info(self.path)
 
     @property
     def name(self) -> str:
-        """What ``latest`` goes by."""
+        """The name by which ``latest`` finds the run."""
         return str(self.info.get("name", ""))
 
     @property
     def created(self) -> float:
-        """When the run began, in seconds since the epoch; 0 where nothing says."""
+        """Time of creation in seconds since the epoch; 0 if unknown."""
         return float(self.info.get("created", 0.0))
 
     @property
     def last_start(self) -> dict[str, Any]:
-        """What run.json says of the newest start: time, host, pid, argv, cwd and git, as far as it does.
-
-        Earlier versions said ``argv`` and ``cwd`` once, of the run.
-        """
+        """Facts of the newest start in run.json: time, host, pid, argv, cwd and git, as far as known."""
         starts = self.info.get("restarts") or [{}]
+        # Earlier versions recorded argv and cwd once for the run.
         return {"argv": self.info.get("argv", []), "cwd": self.info.get("cwd"), **starts[-1]}
 
     @property
@@ -164,28 +165,29 @@ class RunSummary:
 
     @property
     def ended(self) -> float | None:
-        """When the chief of the last restart said that it ends; None: it did not, or goes on."""
-        end = None if self.live else self._end_of(self.starts - 1, 0)
-        return None if end is None else float(end["time"])
+        """Time at which the chief of the last restart recorded its end; None without such a record, or if the run is
+        live."""
+        if self.live or (end := self._end_of(self.starts - 1, 0)) is None:
+            return None
+        return float(end["time"])
 
     @property
     def live(self) -> bool:
-        """Whether a process is writing it now."""
+        """Whether a process is writing the run now."""
         return is_live(self.path)
 
     @property
     def starts(self) -> int:
-        """Number of times that the run was started: 1 for one that was never resumed."""
+        """Number of starts: 1 for a run that was never resumed."""
         return count_starts(self.path, self.info)
 
     @property
     def state(self) -> str:
-        """``running``, or how the last restart ended, from what each of its ranks has said last.
+        """``running``, or the outcome of the last restart, from the last record of each of its ranks.
 
-        ``completed``, ``stopped`` (the script asked for it), ``preempted``, ``interrupted`` or ``invalid_hp``;
-        ``failed`` if any rank failed; ``died`` if any rank ended without a word; ``incomplete`` if any rank could not
-        write all of its reports; ``unclosed`` if any rank's script ended without closing its context. ``created``: it
-        has not started yet.
+        ``completed``, ``stopped`` (by the script), ``preempted``, ``interrupted`` or ``invalid_hp``; ``failed`` if any
+        rank failed; ``died`` if any rank ended without a record; ``incomplete`` if any rank lost reports; ``unclosed``
+        if any rank's script ended without closing its context. ``created``: the run has not started yet.
         """
         if self.live:
             return "running"
@@ -194,19 +196,20 @@ class RunSummary:
             return "created"
         ranks = {0} | {rank for restart, rank in journal_files(self.path) if restart == last}
         ends = [self._end_of(last, rank) for rank in sorted(ranks)]
+        # A dead process cannot record its end.
         outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]
         return next((bad for bad in ("failed", "died", "incomplete", "unclosed") if bad in outcomes), outcomes[0])
 
     def _end_of(self, restart: int, rank: int) -> dict[str, Any] | None:
-        """How a rank said that it ends."""
+        """Return the record of a rank's end, or None."""
         return last_record(self.path, restart, rank, lambda record: record["kind"] == "run_end")
 
 
 class RunRecord(RunSummary):
-    """A run, as it was when this object was made. Rows are read when they are asked for.
+    """A run at the time this object was made. Rows are read on request.
 
     Attributes:
-        torn_lines: how many lines hold no whole record.
+        torn_lines: number of lines that hold no complete record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -215,16 +218,17 @@ class RunRecord(RunSummary):
         self.torn_lines = self._scan.torn_lines
 
     def groups(self) -> list[str]:
-        """The names of the metric groups, sorted."""
+        """Return the names of the metric groups, sorted."""
         return sorted(self._scan.places)
 
     def count(self, group: str) -> int:
-        """How many rows were written to a group, superseded ones and parts of merged ones included."""
-        places = self._scan.places.get(group)
-        return 0 if places is None else len(places.seq)
+        """Return the number of rows written to a group, superseded and merged ones included."""
+        if (places := self._scan.places.get(group)) is None:
+            return 0
+        return len(places.seq)
 
     def rows(self, group: str, *, superseded: bool = False, batches: bool = False) -> list[Row]:
-        """The series of a group: rows by restart and step; see :meth:`iter_rows`."""
+        """Return the series of a group: rows by restart and step; see :meth:`iter_rows`."""
         return list(self.iter_rows(group, superseded=superseded, batches=batches))
 
     def iter_rows(self, group: str, *, superseded: bool = False, batches: bool = False) -> Iterator[Row]:
@@ -232,65 +236,73 @@ class RunRecord(RunSummary):
 
         Args:
             group: a metric group; an unknown one has no rows.
-            superseded: also the rows that a later restart took the place of; without them no step occurs twice.
-            batches: also the batch metrics.
+            superseded: whether to include rows that a later restart replaced; without them no step occurs twice.
+            batches: whether to include batch metrics.
         """
         yield from self._read(group, self._series(group, superseded=superseded), batches=batches)
 
     def count_and_last(self, group: str) -> tuple[int, Row | None]:
-        """How many rows the series of a group has, and the last of them; reads no other."""
-        number, found = 0, None
-        for number, found in enumerate(self._series(group), 1):  # noqa: B007
-            pass
-        return number, next(self._read(group, [found] if found else []), None)
+        """Return the number of rows in the series of a group, and the last one; only that one is read."""
+        count = 0
+        last: list[_RowRef] = []
+        for row in self._series(group):
+            count += 1
+            last = [row]
+        return count, next(self._read(group, last), None)
 
     def records(self, kind: str) -> list[Record]:
-        """All records of a kind, oldest restart first, within it by time."""
-        found = [Record(restart, rank, r) for restart, rank, r in self._scan.records if r["kind"] == kind]
-        return sorted(found, key=lambda r: (r.restart, r.time, r.rank, r.seq))
+        """Return all records of a kind, by restart, then by time."""
+        records = [Record(restart, rank, r) for restart, rank, r in self._scan.records if r["kind"] == kind]
+        return sorted(records, key=lambda r: (r.restart, r.time, r.rank, r.seq))
 
     @property
     def status(self) -> str | None:
-        """The status set last."""
-        status = self._last("status", "status")
-        return None if status is None else str(status)
+        """The status that was set last."""
+        if (status := self._last("status", "status")) is None:
+            return None
+        return str(status)
 
     def settings(self, name: str) -> dict[int, dict[str, Any]]:
-        """Return the settings of that name (``hparams`` or ``config``) that each restart has recorded last."""
-        given = [(record.restart, record.get(name)) for record in self.records("settings")]
-        return {restart: settings for restart, settings in given if isinstance(settings, dict)}
+        """Return the last settings of that name (``hparams`` or ``config``) that each restart recorded."""
+        recorded = [(record.restart, record.get(name)) for record in self.records("settings")]
+        return {restart: settings for restart, settings in recorded if isinstance(settings, dict)}
 
     def last_settings(self, name: str) -> dict[str, Any]:
-        """Return those of the last restart that has recorded any; empty if none has."""
+        """Return the settings of the last restart that recorded any; empty if none did."""
         return next(reversed(self.settings(name).values()), {})
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The run's metadata, as set last."""
         metadata = self._last("metadata", "metadata")
-        return metadata if isinstance(metadata, dict) else {}
+        if not isinstance(metadata, dict):
+            return {}
+        return metadata
 
     @property
     def progress(self) -> float | None:
-        """The progress reported last."""
+        """The progress that was reported last."""
         fraction = self._last("progress", "fraction")
-        return float(fraction) if isinstance(fraction, (int, float)) else None
+        if not isinstance(fraction, (int, float)):
+            return None
+        return float(fraction)
 
     def _last(self, kind: str, key: str) -> Any:
-        records = self.records(kind)
-        return records[-1].get(key) if records else None
+        if not (records := self.records(kind)):
+            return None
+        return records[-1].get(key)
 
     def _series(self, group: str, *, superseded: bool = False) -> Iterator[_RowRef]:
         places = self._scan.places.get(group)
         if places is not None:
             yield from _series(places, self._restored, superseded=superseded)
 
-    def _read(self, group: str, found: Iterable[_RowRef], *, batches: bool = False) -> Iterator[Row]:
-        """The rows at such places; what is no record any more is left out."""
+    def _read(self, group: str, rows: Iterable[_RowRef], *, batches: bool = False) -> Iterator[Row]:
+        """Read the rows at these positions, without those that are damaged meanwhile."""
         from det_core.journal._format import decode
 
         with closing(_LineReader(self._scan.files)) as lines:
-            for indices, superseded in found:
+            for indices, superseded in rows:
                 at = self._scan.places[group]
                 here = ((i, lines.read(at.file[i], at.offset[i], at.size[i])) for i in indices)
                 records = [(i, record) for i, line in here if (record := decode(line)) is not None]
@@ -300,7 +312,7 @@ class RunRecord(RunSummary):
 
     @cached_property
     def _restored(self) -> dict[int, int]:
-        """Restart -> the smallest step of a checkpoint it restored."""
+        """The smallest step of a checkpoint that each restart restored."""
         restored: dict[int, int] = {}
         for r in self.records("restore"):
             step = r.get("steps_completed")
@@ -310,10 +322,10 @@ class RunRecord(RunSummary):
 
 
 def read_run(folder: Path | str) -> RunRecord:
-    """Read a run from its folder.
+    """Read a run from its directory.
 
     Raises:
-        RunNotFound: there is no such folder, or nothing of a run in it.
+        RunNotFound: If the directory does not exist, or is not that of a run.
     """
     path = Path(folder)
     if not _is_run(path):
@@ -322,16 +334,16 @@ def read_run(folder: Path | str) -> RunRecord:
 
 
 def list_runs(home: Path | str) -> list[RunSummary]:
-    """The runs of a home folder, newest first, without reading their journals.
+    """Return the runs of a home directory, newest first, without reading their journals.
 
     Raises:
-        RunError: that is no folder, or must not be read; the message gives path and reason.
+        RunError: If it cannot be listed; the message has path and cause.
     """
     return [RunSummary(path) for path in run_paths(Path(home)) if _is_run(path)]
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Offset and content of every line, the newline left out; blank ones are passed over."""
+    """Yield offset and content of every line that is not blank, without its newline."""
     file = open_file(path)
     if file is None:
         return
@@ -344,7 +356,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def next_seq(folder: Path, restart: int, rank: int) -> int:
-    """The number after the last in the files of a process that wrote here before (0, as a rule)."""
+    """Return the number after the last one that a process has written here; 0 for a new journal."""
     from det_core.journal._format import decode
 
     files = journal_files(folder).get((restart, rank), [])
@@ -353,15 +365,15 @@ def next_seq(folder: Path, restart: int, rank: int) -> int:
 
 
 def last_record(
-    folder: Path, restart: int, rank: int, wanted: Callable[[dict[str, Any]], Any]
+    folder: Path, restart: int, rank: int, matches: Callable[[dict[str, Any]], Any]
 ) -> dict[str, Any] | None:
-    """The last record of a process for which ``wanted(record)``; reads no more than the ends of its files."""
+    """Return the last record of a process that ``matches`` accepts, or None. Only the ends of its files are read."""
     from det_core.journal._format import decode
 
     for path in reversed(journal_files(folder).get((restart, rank), [])):
         for line in reversed(_tail(path)):
             record = decode(line)
-            if record is not None and record["kind"] != "journal" and wanted(record):
+            if record is not None and record["kind"] != "journal" and matches(record):
                 return record
     return None
 
@@ -373,7 +385,7 @@ def records_before(folder: Path, restart: int, rank: int, run_id: str) -> Iterat
     files = journal_files(folder)
     for earlier in reversed(range(restart)):
         paths = files.get((earlier, rank), [])
-        if not paths or not is_of_run(paths, run_id):  # several trials may have written into one folder
+        if not paths or not is_of_run(paths, run_id):  # several trials may have written into one directory
             continue
         for path in reversed(paths):
             for line in reversed(_tail(path, SERIES_TAIL_BYTES)):
@@ -383,7 +395,7 @@ def records_before(folder: Path, restart: int, rank: int, run_id: str) -> Iterat
 
 
 def is_of_run(files: Sequence[Path], run_id: str | None) -> bool:
-    """Return whether a journal says that it is of a run; any is where that is None."""
+    """Return whether a journal names this run in its header; with ``run_id=None`` every journal does."""
     from det_core.journal._format import parse
 
     if run_id is None:
@@ -407,7 +419,7 @@ def _is_run(path: Path) -> bool:
 
 @dataclass
 class _RowIndex:
-    """Where the rows of one group are, as columns."""
+    """Positions of the rows of one group, as columns."""
 
     restart: array[int] = field(default_factory=lambda: array("i"))
     rank: array[int] = field(default_factory=lambda: array("i"))
@@ -418,7 +430,7 @@ class _RowIndex:
     size: array[int] = field(default_factory=lambda: array("q"))
 
     def first_steps(self) -> dict[int, int]:
-        """Restart -> the step of its first row with a step: the smallest among its ranks' first rows."""
+        """Return the first step of each restart: the smallest among its ranks' first rows with a step."""
         first: dict[tuple[int, int], tuple[int, int]] = {}
         for restart, rank, seq, step in zip(self.restart, self.rank, self.seq, self.step, strict=True):
             key = restart, rank
@@ -430,24 +442,24 @@ class _RowIndex:
         return steps
 
     def order(self) -> Sequence[int]:
-        """Indices by restart, step (none last), rank and seq."""
+        """Return indices by restart, step (none last), rank and seq."""
         restart, step, rank, seq = self.restart, self.step, self.rank, self.seq
         if seq and restart[0] == restart[-1] and rank[0] == rank[-1] and min(step) != NO_STEP:
             before = iter(step)
             next(before)
-            if all(map(lt, step, before)):  # one process, growing steps: as they stand
+            if all(map(lt, step, before)):  # one process, growing steps: sorted as they are
                 return range(len(seq))
         return sorted(range(len(seq)), key=lambda i: (restart[i], step[i] == NO_STEP, step[i], rank[i], seq[i]))
 
 
 class _Scan:
-    """What the files of a run hold: rows by place, other records whole. A record that stands twice counts once.
+    """Content of the files of a run: rows by position, other records in full. A duplicated record counts once.
 
     Attributes:
         files: the journal files.
-        places: by group, where its rows are.
+        places: positions of rows by group.
         records: restart, rank and record, in no particular order.
-        torn_lines: how many lines hold no whole record.
+        torn_lines: number of lines that hold no complete record.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -456,7 +468,8 @@ class _Scan:
         self.records: list[tuple[int, int, dict[str, Any]]] = []
         self.torn_lines = 0
         for (restart, rank), paths in journal_files(folder).items():
-            seen: set[int] | None = set() if len(paths) > 1 else None  # only then does a record stand twice
+            # A record may be in two files of a process, but never twice in one.
+            seen: set[int] | None = set() if len(paths) > 1 else None
             for path in paths:
                 self._read(restart, rank, path, seen)
 
@@ -494,39 +507,43 @@ class _Scan:
 
 
 class _LineReader:
-    """Reads lines of several files, of which one is open at a time: a run may have more ranks than a process may open
-    files."""
+    """Random access to lines of several files, of which one is open at a time."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        self._open, self._fd = -1, -1
+        # One at a time: a run may have more ranks than a process may open files.
+        self._open = -1
+        self._fd = -1
 
     def read(self, number: int, offset: int, size: int) -> bytes:
-        """A line of the file of that number."""
+        """Return ``size`` bytes at an offset of the file with that index."""
         if number != self._open:
             self.close()
-            self._fd, self._open = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC), number
+            self._fd = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC)
+            self._open = number
         return os.pread(self._fd, size, offset)
 
     def close(self) -> None:
-        """Close the file that is open, if one is."""
+        """Close the open file, if there is one."""
         if self._fd >= 0:
             os.close(self._fd)
-        self._open, self._fd = -1, -1
+        self._open = -1
+        self._fd = -1
 
 
 _RowRef = tuple[list[int], bool]
-"""The places of what is one row of a series, and whether it is superseded."""
+"""Indices of the rows that are merged into one of a series, and whether that one is superseded."""
 
 
 def _series(places: _RowIndex, restored: Mapping[int, int], *, superseded: bool) -> Iterator[_RowRef]:
     """Yield the rows of a group by restart and step, without reading them.
 
-    Those without a step come last in their restart.
+    Rows without a step come last in their restart.
     """
     first = places.first_steps()
     limits = _superseded_from(first, restored)
-    late: dict[int, set[int]] = {}  # restart -> steps it reported below that of its first row
+    # Steps below that of a restart's first row, which a script may report late: they replace earlier ones, too.
+    late: dict[int, set[int]] = {}
     for restart, step in zip(places.restart, places.step, strict=True):
         if step != NO_STEP and step < first[restart]:
             late.setdefault(restart, set()).add(step)
@@ -534,22 +551,22 @@ def _series(places: _RowIndex, restored: Mapping[int, int], *, superseded: bool)
         if step == NO_STEP:
             yield from (([index], False) for index in same_step)
             continue
-        gone = step >= limits[restart] or any(r > restart and step in reported for r, reported in late.items())
-        if superseded or not gone:
-            yield list(same_step), gone
+        is_old = step >= limits[restart] or any(r > restart and step in reported for r, reported in late.items())
+        if superseded or not is_old:
+            yield list(same_step), is_old
 
 
 def _superseded_from(first: Mapping[int, int], restored: Mapping[int, int]) -> dict[int, float]:
-    """Restart -> the step from which on its rows of a group are superseded; infinite if none are.
+    """Return the step from which each restart's rows of a group are superseded; infinite if none are.
 
-    A run that is killed at step 80 and resumed from a checkpoint of step 50 reports steps 51 to 80 again. In each
-    group a row is superseded by a later restart that reported the same step, or whose first row in that group has the
-    same or a smaller step, or that restored a checkpoint of a smaller step. Rows without a step never are. So a series
-    has no step twice, and the superseded rows stay in the record.
+    A run that is killed at step 80 and resumed from a checkpoint of step 50 reports steps 51 to 80 again. In each group
+    a row is superseded by a later restart that reported the same step, or whose first row in that group has the same or
+    a smaller step, or that restored a checkpoint of a smaller step. Rows without a step never are. So a series has no
+    step twice, and superseded rows stay in the record.
 
     Args:
-        first: restart -> the step of its first row with a step in that group.
-        restored: restart -> the smallest step of a checkpoint it restored.
+        first: step of the first row with a step in that group, by restart.
+        restored: smallest step of a checkpoint that was restored, by restart.
     """
     limit = float("inf")
     limits: dict[int, float] = {}
@@ -560,13 +577,13 @@ def _superseded_from(first: Mapping[int, int], restored: Mapping[int, int]) -> d
 
 
 def _merge_rows(records: list[dict[str, Any]], restart: int, rank: int, superseded: bool, batches: bool) -> Row:
-    """One row from the rows of one restart and step.
+    """Return one row for the rows of one restart and step.
 
-    Of ranks that differ the lowest one's value stands, and of values of one rank the first.
+    If ranks differ the lowest one's value counts, and of several values of a rank the first.
     """
     record = records[0]
     metrics: dict[str, Any] = record["metrics"]
-    given = record.get("batch_metrics")
+    batch_metrics = record.get("batch_metrics")
     conflicts: list[str] = []
     for other in records[1:]:
         for key, value in other["metrics"].items():
@@ -574,7 +591,8 @@ def _merge_rows(records: list[dict[str, Any]], restart: int, rank: int, supersed
                 metrics[key] = value
             elif not equal_json(metrics[key], value) and key not in conflicts:
                 conflicts.append(key)
-        given = other.get("batch_metrics") if given is None else given
+        if batch_metrics is None:
+            batch_metrics = other.get("batch_metrics")
     return Row(
         group=record["group"],
         steps_completed=record["steps_completed"],
@@ -585,5 +603,5 @@ def _merge_rows(records: list[dict[str, Any]], restart: int, rank: int, supersed
         seq=record["seq"],
         superseded=superseded,
         conflicts=tuple(conflicts),
-        batch_metrics=given if batches else None,
+        batch_metrics=batch_metrics if batches else None,
     )

@@ -1,11 +1,11 @@
-"""From what a script reports to what JSON holds.
+"""Convert reported values to JSON.
 
-Taken is what the wire contract's encoder takes (§2.1): numbers, strings, None, lists and dicts, numpy and torch scalars
-and arrays, bytes that are UTF-8, dates, UUIDs, enums (by value) and objects with ``__json__``. Rows of plain JSON do
-not come here, see :meth:`Journal.metrics`.
+The accepted types are those of the wire contract's encoder (§2.1): numbers, strings, None, lists and dicts, numpy and
+torch scalars and arrays, bytes that are UTF-8, dates, UUIDs, enums (by value) and objects with ``__json__``. Rows of
+plain JSON do not pass through here, see :meth:`Journal.metrics`.
 
-Tensors on a CUDA device are copied as :mod:`det_core.journal._devices` says: reporting does not wait for a device (but
-for up to 10 s where the value of a step is reported again). The row is written once the copies have arrived.
+Tensors on a CUDA device are copied by :mod:`det_core.journal._devices`: a report does not wait for a device, except for
+up to 10 s when the value of a step is reported again. The row is written once the copies have arrived.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from det_core.journal._devices import BUFFER_TYPES, DeviceCopy, HostBuffers, Pen
 logger = logging.getLogger("det_core")
 
 Path = tuple[str | int, ...]
-"""The keys and indices that lead to a value, behind the name of the argument."""
+"""Keys and indices that lead to a value, after the name of the argument."""
 
 MAX_DEPTH = 200
 """Levels of nesting; orjson itself stops at 254."""
 MAX_ELEMENTS = 10_000
-"""Elements of a tensor or an array; each is a number in the journal, which takes minutes for millions of them."""
+"""Elements of a tensor or an array; each becomes a number in the journal, and millions of them take minutes."""
 GROUPS_WITH_STEPS = ("training", "validation")
-"""Groups whose rows belong to a step each; those of the machine, such as ``gpu``, belong to none."""
+"""Groups whose rows must have a step; those of system metrics, such as ``gpu``, have none."""
 BATCHES = "batch_metrics"
 TORCH = ("torch", "torch.nn.parameter")
-"""Modules of torch's own tensors; other classes may hold more than one memory, or none."""
+"""Modules of torch's own tensors; other subclasses may hold several memories, or none."""
 
 
 class NotPlain(TypeError):
-    """A value that :func:`read_numbers` leaves to the careful path."""
+    """A value that :func:`read_numbers` leaves to the slow path."""
 
 
 def read_numbers(value: Any) -> Any:
-    """Return the numbers of a tensor in the host's memory, or of numpy's array or scalar.
+    """Return the numbers of a tensor in host memory, or of a numpy array or scalar.
 
     This is orjson's ``default``: a row of such values costs a report no more than one of Python's numbers.
 
     Raises:
-        NotPlain: If the value is something else, or nothing that can be stored.
+        NotPlain: If the value is anything else.
     """
     try:
         module = type(value).__module__
@@ -60,23 +60,23 @@ def read_numbers(value: Any) -> Any:
                 return value.item()
             if prod(value.shape) <= MAX_ELEMENTS:
                 return value.tolist()
-    except (AttributeError, RuntimeError) as e:  # a class of these modules that is no tensor, or a tensor without data
+    except (AttributeError, RuntimeError) as e:  # another class of these modules, or a tensor without data
         raise NotPlain from e
     raise NotPlain
 
 
 class Report:
-    """The checked content of a metrics row.
+    """The validated content of a metrics row.
 
     Args:
-        group, steps, metrics, batch_metrics: as :meth:`Journal.metrics` was given them.
+        group, steps, metrics, batch_metrics: as passed to :meth:`Journal.metrics`.
         buffers: memory for values that come from a device.
 
     Attributes:
-        lost: where values stood that never came from their device.
+        lost: paths of values that never arrived from their device.
 
     Raises:
-        TypeError, ValueError: the arguments cannot be stored.
+        TypeError, ValueError: If the arguments cannot be stored.
     """
 
     def __init__(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any, buffers: HostBuffers) -> None:
@@ -94,7 +94,7 @@ class Report:
 
     @property
     def pending(self) -> list[PendingValue]:
-        """Values that are on their way from a device."""
+        """Values in flight from a device."""
         return list(self._converter.pending)
 
     @property
@@ -103,25 +103,28 @@ class Report:
         return all(map(is_ready, self._converter.pending))
 
     def keys(self) -> set[str]:
-        """The keys of its metrics; :data:`BATCH_METRICS` stands for batch metrics."""
+        """Return the keys of its metrics; :data:`BATCH_METRICS` is the key of batch metrics."""
         from det_core.journal._format import BATCH_METRICS
 
-        return {*self.metrics, *([BATCH_METRICS] if self.batch_metrics is not None else [])}
+        keys = set(self.metrics)
+        if self.batch_metrics is not None:
+            keys.add(BATCH_METRICS)
+        return keys
 
     def resolve_pending(self) -> None:
-        """Take in the values that were pending. One that is not there is left out, and named in ``lost``."""
+        """Insert the values that were pending. One that has not arrived is removed, and named in ``lost``."""
         pending = self._converter.pending
         self._converter.pending = {}
         for value, places in pending.items():
             try:
                 if not is_ready(value):
-                    raise TimeoutError("it has not come from its device")
+                    raise TimeoutError("it has not arrived from its device")
                 result = value.result()
-            except Exception as e:  # whatever a device says: the rest of the row is worth keeping
+            except Exception as e:  # whatever the device raises, the rest of the row is worth keeping
                 for place in places:
                     self._lose(place, e)
                 continue
-            items = result if isinstance(value, DeviceCopy) else repeat(result)
+            items = result if isinstance(value, DeviceCopy) else repeat(result)  # one value may have several places
             for place, item in zip(places, items, strict=False):
                 container, key, path = place
                 try:
@@ -130,7 +133,7 @@ class Report:
                     self._lose(place, e)
 
     def line(self, seq: int, now: float) -> bytes:
-        """The row as a line of the journal."""
+        """Return the row as a line of the journal."""
         from det_core.journal._format import encode
 
         record: dict[str, Any] = {
@@ -148,35 +151,33 @@ class Report:
         return encode(record, self._converter.nonfinite)
 
     def drop_repeated(self, known: Mapping[str, Any]) -> None:
-        """Take away what was reported before with the same value. Keys of pending values are not looked at.
+        """Remove values that were reported before. Pending values are not compared.
 
         Raises:
-            ValueError: a key was reported before with another value.
+            ValueError: If a key was reported before with another value.
         """
         from det_core.journal._format import BATCH_METRICS, decode, values_by_key
 
         record = decode(self.line(0, 0.0))
         assert record is not None
         values = values_by_key(record)
-        unknown = {BATCH_METRICS if path[0] == BATCHES else path[1] for path in self._converter.pending_paths()}
-        again = [key for key in values if key in known and key not in unknown]
-        for key in again:
+        unknown = {_key_of(path) for path in self._converter.pending_paths()}
+        repeated = [key for key in values if key in known and key not in unknown]
+        # All are compared before the first is removed: a rejected report must stay as it was given.
+        for key in repeated:
             if not equal_json(values[key], known[key]):
                 what = BATCHES if key == BATCH_METRICS else f"key {key!r}"
                 raise ValueError(
-                    f"group {self.group!r}, step {self.steps}, {what}: {known[key]!r} was reported before, and "
-                    f"now {values[key]!r}; a value that was reported cannot be changed: report the mean or the list of "
-                    "a step's values, or draw them by ctx.train.write_scalars()"
+                    f"group {self.group!r}, step {self.steps}, {what} changed from {known[key]!r} to {values[key]!r}: "
+                    "reported values are immutable; report the mean or the list of a step's values, or draw them by "
+                    "ctx.train.write_scalars()"
                 )
-        for key in again:
+        for key in repeated:
             if key == BATCH_METRICS:
                 self.batch_metrics = None
             else:
                 del self.metrics[key]
-        gone = set(again)
-        self._converter.nonfinite = [
-            p for p in self._converter.nonfinite if (BATCH_METRICS if p[0] == BATCHES else p[1]) not in gone
-        ]
+        self._converter.nonfinite = [p for p in self._converter.nonfinite if _key_of(p) not in repeated]
 
     def _batches(self, batches: Any) -> list[Any]:
         if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes)):
@@ -190,53 +191,62 @@ class Report:
         pending = set(self._converter.pending_paths())
         for key, value in self.metrics.items():
             if value is None and ("metrics", key) not in pending:
-                raise ValueError(f"{format_path(('metrics', key))} is None: a validation metric needs a value")
+                raise ValueError(f"{format_path(('metrics', key))} is None: validation metrics must have a value")
 
     def _lose(self, place: _Place, error: Exception) -> None:
         container, key, path = place
-        logger.warning("%s of group %s, step %s is lost: %s", format_path(path), self.group, self.steps, error)
+        logger.warning("lost %s of group %s, step %s: %s", format_path(path), self.group, self.steps, error)
         self.lost.append(format_path(path))
         if isinstance(container, dict):  # in a list None keeps its place
             del container[key]
 
 
+def _key_of(path: Path) -> str | int:
+    """Return the key of a row's values that a path leads into."""
+    if path[0] == BATCHES:
+        from det_core.journal._format import BATCH_METRICS
+
+        return BATCH_METRICS
+    return path[1]
+
+
 def to_json_dict(value: Any, path: Path = ()) -> tuple[dict[str, Any], list[Path]]:
-    """A dict as it stands in a line, and the paths of its numbers that are not finite.
+    """Return a dict as it is stored in a line, and the paths of its numbers that are not finite.
 
     Args:
-        value: what was given; nothing in it is on a device.
-        path: where it stands in the line.
+        value: a mapping without values on a device.
+        path: its place in the line.
 
     Raises:
-        TypeError, ValueError: JSON cannot hold it; the message gives the path.
+        TypeError, ValueError: If JSON cannot hold it; the message has the path.
     """
     content = _JsonConverter(HostBuffers())
     values = content.mapping(value, path)
     for pending in content.pending_paths():
-        raise TypeError(f"{format_path(pending)} is on a device: report it as a metric, or give its value")
+        raise TypeError(f"{format_path(pending)} is on a device: report it as a metric, or pass its value")
     return values, content.nonfinite
 
 
 def format_path(path: Path) -> str:
-    """A path as the expression a person would write: ``metrics["a"][3]``."""
+    """Return a path as an expression: ``metrics["a"][3]``."""
     head, *rest = path
     text = str(head) + "".join(f"[{part}]" if isinstance(part, int) else f'["{part}"]' for part in rest)
     return text.encode(errors="backslashreplace").decode()
 
 
 _Place = tuple[Any, str | int, Path]
-"""Where a pending value is to be put: container and key, and the path to it."""
+"""Place of a pending value: container and key, and the path to it."""
 
 
 class _JsonConverter:
-    """Turns values into plain ones.
+    """Converter of values to plain JSON.
 
     Args:
         buffers: memory for values that come from a device.
 
     Attributes:
-        nonfinite: the paths of numbers that stand as strings.
-        pending: the values that are on their way from a device, and where each is to be put; None stands there.
+        nonfinite: paths of numbers that are stored as strings.
+        pending: values in flight from a device, with their places, which hold None meanwhile.
     """
 
     def __init__(self, buffers: HostBuffers) -> None:
@@ -248,19 +258,19 @@ class _JsonConverter:
         self._tensor_type = getattr(self._torch, "Tensor", None)
 
     def pending_paths(self) -> Iterator[Path]:
-        """Yield where the values belong that are on their way."""
+        """Yield the paths of values in flight."""
         return (path for places in self.pending.values() for _, _, path in places)
 
     def mapping(self, value: Any, path: Path) -> dict[str, Any]:
-        """A dict of plain values with str keys.
+        """Return a dict of plain values with str keys.
 
         Args:
-            value: what was given.
-            path: where it stands.
+            value: a mapping.
+            path: its place.
 
         Raises:
-            TypeError: something in it has a type that JSON cannot hold; the message gives the path.
-            ValueError: a value that JSON cannot hold (too large, not UTF-8, nested too deep).
+            TypeError: If a value in it has a type that JSON cannot hold; the message has the path.
+            ValueError: If JSON cannot hold a value: too large, not UTF-8, or nested too deep.
         """
         if not isinstance(value, Mapping):
             raise TypeError(f"{format_path(path)} must be a dict, not {_with_article(value)}")
@@ -270,7 +280,7 @@ class _JsonConverter:
             name = key if type(key) is str and key.isascii() else self._key(key, path)
             if name in plain:
                 raise ValueError(f"{format_path(path)} has two keys that are {name!r} in JSON")
-            if type(item) is float and isfinite(item):  # nearly all there are, and a row may have 100,000
+            if type(item) is float and isfinite(item):  # nearly all are, and a row may have 100,000
                 plain[name] = item
                 continue
             plain[name] = None  # a pending value keeps its place among the keys
@@ -278,7 +288,7 @@ class _JsonConverter:
         return plain
 
     def sequence(self, value: Sequence[Any], path: Path) -> list[Any]:
-        """A list of plain values; see :meth:`mapping`."""
+        """Return a list of plain values; see :meth:`mapping`."""
         _check_depth(path)
         plain: list[Any] = []
         for number, item in enumerate(list(value)):
@@ -286,8 +296,8 @@ class _JsonConverter:
         return plain
 
     def value(self, value: Any, path: Path) -> Any:
-        """One plain value, or a pending one; see :meth:`mapping`."""
-        if type(value) is float and isfinite(value):  # these first, as a row may have hundreds
+        """Return one plain value, or a pending one; see :meth:`mapping`."""
+        if type(value) is float and isfinite(value):  # first, as a list may have hundreds
             return value
         if type(value) is self._tensor_type:
             return self._tensor(value, path)
@@ -325,7 +335,7 @@ class _JsonConverter:
         if isinstance(key, str):
             return _text(str.__str__(key), (*path, key))
         if isinstance(key, bool) or not hasattr(key, "__index__"):
-            raise TypeError(f"a key of {format_path(path)} is {key!r}, {_with_article(key)}: keys must be str")
+            raise TypeError(f"{format_path(path)} has the key {key!r}, {_with_article(key)}: keys must be str")
         return str(int(key))
 
     def _float(self, value: float, path: Path) -> float | str:
@@ -368,7 +378,7 @@ class _JsonConverter:
     def _tensor(self, value: Any, path: Path) -> Any:
         key = value.device, value.dtype
         copy = self._copies.get(key)
-        # Of a second number of that device and dtype nothing else needs to be asked.
+        # A second number of the same device and dtype needs no further checks, each of which costs a call to torch.
         if (
             copy is None
             or value.ndim
@@ -378,9 +388,11 @@ class _JsonConverter:
             _check_size(value, path)
             is_dense = value.layout is self._torch.strided
             if not is_dense or value.dtype.is_complex or value.is_quantized or value.is_meta:
-                kind = "meta" if value.is_meta else str(value.dtype) if is_dense else "sparse"
+                kind = "meta"
+                if not value.is_meta:
+                    kind = str(value.dtype) if is_dense else "sparse"
                 raise TypeError(f"{format_path(path)}: a {kind} tensor cannot be stored as JSON")
-            # Only torch's own classes: a DTensor or its like knows better how it becomes a list.
+            # Only torch's own classes: a DTensor or the like has its own way to become a list.
             if type(value).__module__ not in TORCH or value.device.type not in BUFFER_TYPES:
                 return self.value(value.tolist(), path)
             if copy is None:
@@ -390,7 +402,7 @@ class _JsonConverter:
 
 
 def _checked_group(group: Any) -> str:
-    """``group``, if it can name a metric group."""
+    """Return ``group`` if it can name a metric group."""
     if not isinstance(group, str):
         raise TypeError(f"group must be a str, not {type(group).__name__}: {group!r}")
     if not group or "." in group:
@@ -403,11 +415,11 @@ def _checked_group(group: Any) -> str:
 
 
 def _checked_steps(steps: Any, group: str) -> int | None:
-    """``steps`` as an int; None stays None where rows may belong to no step."""
+    """Return ``steps`` as an int, or None if the group's rows may have none."""
     if steps is None and group not in GROUPS_WITH_STEPS:
         return None
     try:
-        # The flags of numpy and torch have an __index__ too.
+        # numpy and torch booleans have an __index__, too.
         is_flag = isinstance(steps, bool) or "bool" in str(getattr(steps, "dtype", ""))
         number = None if is_flag else index(steps)
     except TypeError:
@@ -420,12 +432,12 @@ def _checked_steps(steps: Any, group: str) -> int | None:
 
 
 def _is_array(value: Any) -> bool:
-    found = hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
-    return found and not hasattr(value, "__json__")
+    has_array_fields = hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
+    return has_array_fields and not hasattr(value, "__json__")
 
 
 def _check_depth(path: Path) -> None:
-    """Refuse what contains itself, too."""
+    """Raise ValueError for a value that is nested too deep, such as one that contains itself."""
     if len(path) > MAX_DEPTH:
         raise ValueError(f"{format_path(path[:4])}… is nested deeper than {MAX_DEPTH} levels")
 
@@ -450,4 +462,5 @@ def _text(value: str, path: Path) -> str:
 
 def _with_article(value: Any) -> str:
     name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    return f"{article} {name}"

@@ -1,4 +1,4 @@
-"""Checkpoint stores: where checkpoints lie, complete or not there. Knows nothing of ranks, journals or backends."""
+"""Checkpoint stores: where complete checkpoints are kept. Independent of ranks, journals and backends."""
 
 from det_core.storage._calls import calls_were_left
 from det_core.storage._copy import copy_in, digests, split_files

@@ -1,8 +1,8 @@
-"""Calls of storage libraries: each has a deadline, and is made by a thread that nobody waits for.
+"""Calls of storage libraries, each with a deadline and in a thread that nobody has to wait for.
 
-A library may wait for ever: for an answer, a name server, a token. Its coroutines run in an event loop on a daemon
-thread, a call that blocks on a daemon thread of its own. The caller waits until the deadline and no longer, sees
-signals meanwhile, and leaves behind what has not returned.
+A library may block forever: for an answer, a name server, a token. Its coroutines run in an event loop on a daemon
+thread, each blocking call on a daemon thread of its own. The caller waits until the deadline and no longer, handles
+signals meanwhile, and abandons a call that has not returned.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
 
-if TYPE_CHECKING:  # it takes 60 ms to import, for which nobody waits who keeps checkpoints in a directory
+if TYPE_CHECKING:  # asyncio takes 60 ms to import, which a run with checkpoints in a directory must not pay
     from asyncio import AbstractEventLoop
 
 log = logging.getLogger("det_core.storage")
 POLL_INTERVAL = 0.25
-"""Seconds between two looks at a deadline that may have come nearer."""
+"""Seconds between two checks of a deadline, which may move closer."""
 PING_TIMEOUT = 1.0
-"""Seconds in which an event loop that is not blocked runs what it was given."""
+"""Seconds within which an event loop that is not blocked runs a callback."""
 LOOP_THREAD = "det_core-storage-loop"
+"""Name of the event loop's thread."""
 
 
 class OutOfTime(OSError):
-    """A call that was not made, or left behind, as the process is to be gone."""
+    """A call that was not made, or was abandoned, as the process must exit."""
 
     def __init__(self) -> None:
-        super().__init__(errno.ETIMEDOUT, "this process was told to stop, and its grace period is over")
+        super().__init__(errno.ETIMEDOUT, "the process was asked to stop and its grace period is over")
 
     def __str__(self) -> str:
         return str(self.args[1])
 
 
 class Calls:
-    """Calls of one library, in any thread.
+    """Calls of one library. Thread-safe.
 
     Attributes:
-        deadline: until when, on the monotonic clock, this process may wait for anything; None: as long as it likes.
-            Asked again and again.
-        is_silent: whether the last call had no answer in time.
+        deadline: returns the moment on the monotonic clock until which this process may wait, or None without a limit;
+            called repeatedly.
+        is_silent: whether the last call was not answered in time.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Calls:
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether no call is made any more, as the process is to be gone."""
+        """Whether calls are no longer made, as the process must exit."""
         deadline = self.deadline()
         return deadline is not None and deadline <= _clock.monotonic()
 
@@ -66,18 +67,19 @@ class Calls:
         *,
         past_deadline: bool = False,
     ) -> Any:
-        """Return what ``work`` returns.
+        """Return the result of ``work``.
 
         Args:
-            work: a call that blocks; with a loop one that makes a coroutine.
-            loop: where the coroutine runs, on another thread.
+            work: a blocking call; with a loop, one that returns a coroutine.
+            loop: event loop for the coroutine, on another thread.
             timeout: maximum wait in seconds.
-            since: when the wait began or the work last got on, on the monotonic clock; None: now.
-            past_deadline: make the call even if the process is to be gone.
+            since: returns the moment of the last progress on the monotonic clock, from which the timeout counts.
+                Defaults to the start of the call.
+            past_deadline: make the call even if the process must exit.
 
         Raises:
-            TimeoutError: If there was no answer in time.
-            OutOfTime: If the process is to be gone.
+            TimeoutError: If the call was not answered in time.
+            OutOfTime: If the process must exit.
         """
         began = _clock.monotonic()
         future: Future[Any] | None = None
@@ -96,47 +98,45 @@ class Calls:
                 raise TimeoutError(f"timed out after {timeout:.0f} s")
             future = future or _started(work, loop)
             try:
-                # The error of a call may be a TimeoutError, too: it is raised by the look above.
+                # wait() and not result(), whose TimeoutError could be the call's own; that is raised above.
                 wait([future], min(left, POLL_INTERVAL))
             except BaseException:
                 future.cancel()
                 raise
 
     def _leave(self, future: Future[Any], loop: AbstractEventLoop | None) -> None:
-        """Give a call up, and its event loop, too, if the call blocks it."""
+        """Abandon a call, and its event loop if the call blocks it."""
         global _calls_left, _loop
         self.is_silent = _calls_left = True
         future.cancel()
         if loop is not None and loop is _loop:
-            turned = threading.Event()
-            loop.call_soon_threadsafe(turned.set)
-            if not turned.wait(PING_TIMEOUT):
+            has_turned = threading.Event()
+            loop.call_soon_threadsafe(has_turned.set)
+            if not has_turned.wait(PING_TIMEOUT):  # a callback blocks it for good: the next call gets another one
                 _loop = None
 
 
 def calls_were_left() -> bool:
-    """Return whether a call of this process was left behind, which may never return."""
+    """Return whether this process has abandoned a call, which may never return."""
     return _calls_left
 
 
 def library_loop() -> AbstractEventLoop:
-    """Return the event loop in which libraries run.
-
-    Not fsspec's: name servers are asked by threads of a loop's executor, which Python joins at its end, and what nobody
-    awaits any more is no business of the person at the terminal.
-    """
+    """Return the event loop for libraries, on a daemon thread."""
+    # Not fsspec's: name servers are asked by threads of a loop's executor, which Python joins at exit, and errors that
+    # nobody awaits are not for the terminal.
     global _loop, _loop_pid
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
     class DaemonThreads(ThreadPoolExecutor):
-        """An executor, of the class that asyncio insists on, whose threads the interpreter does not wait for."""
+        """Executor, of the class that asyncio requires, whose threads the interpreter does not wait for."""
 
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
             return _started(lambda: fn(*args, **kwargs), None)
 
     with _lock:
-        if _loop is None or _loop_pid != os.getpid():  # a fork has no threads but one
+        if _loop is None or _loop_pid != os.getpid():  # a forked child has only the thread that forked
             _loop = asyncio.new_event_loop()
             _loop_pid = os.getpid()
             _loop.set_default_executor(DaemonThreads())
@@ -184,5 +184,5 @@ async def _awaited(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 def _on_error(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that nobody awaits: of parts of a request that was tried again, or was given up."""
+    """Log an error that nobody awaits, such as of parts of a request that was retried or abandoned."""
     log.debug("%s", context.get("message"), exc_info=context.get("exception"))

@@ -1,9 +1,4 @@
-"""Copying, hashing and comparing files of this machine, by a bounded number of threads.
-
-Measured on tmpfs and ext4: reading into a buffer that stays in the processor's cache, hashing it there and writing it
-out is as fast as ``copy_file_range`` alone, and faster than that with a second pass to hash. More threads than
-processors only fight for the interpreter's lock, unless they wait for a disk.
-"""
+"""Copy, hash and compare local files with a bounded number of threads."""
 
 from __future__ import annotations
 
@@ -22,23 +17,26 @@ from det_core.storage._scan import Listing
 from det_core.storage._threads import Progress, ProgressMeter, map_threads
 
 BUFFER_BYTES = 128 << 10
-"""Bytes read at a time; a file that is not larger is small. With twice as many a copy takes twice as long: the
+"""Bytes read at a time; a file that is not larger is small. With twice as many a copy takes twice as long, as the
 kernel then looks for larger pages."""
 PIECE_CHUNKS = 4
+"""Maximum chunks of a :class:`ChunkRange`."""
 BATCH_FILES = 64
+"""Maximum small files that a thread takes at a time."""
 COPY_THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
+"""Threads that copy: more than processors only compete for the interpreter's lock."""
 SYNC_THREADS = 16
-"""Many: a thread that waits for a disk costs nothing, and the disk takes many requests as one."""
+"""Threads that sync. Many: waiting for a disk costs nothing, and the disk merges requests."""
 FICLONE = 0x40049409
-"""<linux/fs.h>; Python has no name for it before 3.12."""
+"""Request of <linux/fs.h>; Python has no name for it before 3.12."""
 FILE_COST_BYTES = 64 << 10
 """Cost of opening a file, in bytes that could be copied meanwhile."""
 FATAL_ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
-"""What is wrong with the disk or the file; any other number says that it cannot be done this way."""
+"""Errors of the disk or the file; any other one means that cloning is not supported here."""
 
 
 class CopyTask(NamedTuple):
-    """A file to copy to ``target``, or, without one, to hash."""
+    """A file to copy to ``target``, or to hash if that is None."""
 
     name: str
     """Its path in the checkpoint."""
@@ -46,34 +44,36 @@ class CopyTask(NamedTuple):
     size: int
     target: str | None = None
     expected: tuple[str, ...] | None = None
-    """The digests it must have."""
+    """The digests that it must have."""
 
 
 class ChunkRange(NamedTuple):
-    """Some chunks of a file."""
+    """Consecutive chunks of a file."""
 
-    job: CopyTask
+    task: CopyTask
     first: int
     chunks: int
 
     def bytes(self, chunk_size: int) -> int:
-        """How many bytes it has."""
-        return min(self.job.size, (self.first + self.chunks) * chunk_size) - self.first * chunk_size
+        """Return the number of its bytes."""
+        return min(self.task.size, (self.first + self.chunks) * chunk_size) - self.first * chunk_size
 
 
-def pieces(jobs: Iterable[CopyTask], chunk_size: int = CHUNK_BYTES, limit: int = PIECE_CHUNKS) -> list[ChunkRange]:
-    """Cut files into pieces of at most ``limit`` chunks; an empty file is one piece."""
+def pieces(tasks: Iterable[CopyTask], chunk_size: int = CHUNK_BYTES, limit: int = PIECE_CHUNKS) -> list[ChunkRange]:
+    """Cut files into ranges of at most ``limit`` chunks; an empty file is one range."""
     out: list[ChunkRange] = []
-    for job in jobs:
-        chunks = -(-job.size // chunk_size)
-        out.extend(ChunkRange(job, i, min(limit, chunks - i)) for i in range(0, max(1, chunks), limit))
+    for task in tasks:
+        chunks = -(-task.size // chunk_size)
+        out.extend(ChunkRange(task, i, min(limit, chunks - i)) for i in range(0, max(1, chunks), limit))
     return out
 
 
 def split_work(work: Sequence[ChunkRange], part: int, parts: int, chunk_size: int = CHUNK_BYTES) -> list[ChunkRange]:
-    """The part of ``work`` that falls to one of ``parts`` ranks: contiguous, about equal in bytes and in files."""
-    weights = [piece.bytes(chunk_size) + BUFFER_BYTES for piece in work]
-    total, before, out = sum(weights), 0, []
+    """Return one of ``parts`` shares of ``work``: contiguous, about equal in bytes and in files."""
+    weights = [piece.bytes(chunk_size) + BUFFER_BYTES for piece in work]  # opening a file costs about a buffer
+    total = sum(weights)
+    before = 0
+    out = []
     for piece, weight in zip(work, weights, strict=True):
         if (2 * before + weight) * parts // (2 * total) == part:
             out.append(piece)
@@ -93,29 +93,29 @@ def split_files(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[int, lis
 
 
 def entry_of(data: bytes) -> FileEntry:
-    """What the manifest says of a file with these bytes."""
+    """Return the manifest's entry for a file with these bytes."""
     return FileEntry(
         len(data), tuple(digest_of(data[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
     )
 
 
 def digests(disk: Disk, listing: Listing, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The digests of some files of a listing, by name."""
-    jobs = [CopyTask(name, listing.files[name].path, listing.files[name].size) for name in names]
-    return {name: entry.digests or () for name, entry in Copier(disk, "the folder").run(jobs).items()}
+    """Return the digests of some files of a listing, by name."""
+    tasks = [CopyTask(name, listing.files[name].path, listing.files[name].size) for name in names]
+    return {name: entry.digests or () for name, entry in Copier(disk, "the folder").run(tasks).items()}
 
 
 class Copier:
-    """Copies and hashes the files of one checkpoint.
+    """Copy and hash the files of one checkpoint.
 
     Args:
         disk: the file system.
-        where: how messages name the checkpoint.
+        where: name of the checkpoint in messages.
         chunk_size: bytes per digest.
-        stored: the sources are files of a stored checkpoint: no links, and of the very size that is expected.
-        growing: the sources may be written to meanwhile, as event files are: what is copied is their beginning.
-        seal: make each target, or what is hashed, durable and read-only.
-        progress: told of the bytes done.
+        stored: whether the sources belong to a stored checkpoint, and so are not links and have exactly the given size.
+        growing: whether the sources may grow meanwhile, as event files do; their beginning is copied.
+        seal: whether to make each target, or each hashed file, durable and read-only.
+        progress: receives the number of bytes done.
     """
 
     def __init__(
@@ -132,62 +132,73 @@ class Copier:
         from xxhash import xxh3_128
 
         self._hash = xxh3_128
-        self._disk, self._describe, self._chunk, self._stored, self._seal = disk, where, chunk_size, stored, seal
+        self._disk = disk
+        self._label = where
+        self._chunk = chunk_size
+        self._stored = stored
         self._growing = growing
-        # A stored file may have become a link out of the checkpoint, or a FIFO, at which an open would hang.
-        self._flags = os.O_RDONLY | os.O_CLOEXEC | ((os.O_NOFOLLOW | os.O_NONBLOCK) if stored else 0)
+        self._seal = seal
+        self._flags = os.O_RDONLY | os.O_CLOEXEC
+        if stored:  # a stored file may have become a link out of the checkpoint, or a FIFO, which open() would wait for
+            self._flags |= os.O_NOFOLLOW | os.O_NONBLOCK
         self._progress = progress
 
-    def run(self, jobs: Sequence[CopyTask]) -> dict[str, FileEntry]:
-        """Copy or hash every file; returns what the manifest says of them, by name.
+    def run(self, tasks: Sequence[CopyTask]) -> dict[str, FileEntry]:
+        """Copy or hash every file, and return their manifest entries by name.
 
         Raises:
-            CheckpointCorrupt: a file of a stored checkpoint is missing or differs from what is expected.
-            CheckpointError: a file was changed meanwhile, so that the copy may be a mixture.
-            StorageError: the disk refused.
+            CheckpointCorrupt: If a file of a stored checkpoint is missing or differs from its digests.
+            CheckpointError: If a file changed meanwhile, so that the copy may be a mixture.
+            StorageError: If the disk refused.
         """
-        found = self.process([ChunkRange(job, 0, -(-job.size // self._chunk)) for job in jobs])
-        return {job.name: FileEntry(job.size, found[job.name, 0]) for job in jobs}
+        digests = self.process([ChunkRange(task, 0, -(-task.size // self._chunk)) for task in tasks])
+        return {task.name: FileEntry(task.size, digests[task.name, 0]) for task in tasks}
 
     def process(self, work: Sequence[ChunkRange]) -> dict[tuple[str, int], tuple[str, ...]]:
-        """Copy, hash or compare pieces; returns the digests of each, by name and first chunk. Raises as :meth:`run`."""
+        """Copy, hash or compare ranges, and return their digests by name and first chunk. Raises as :meth:`run`."""
         meter = ProgressMeter(self._progress)
-        large = [piece for piece in work if piece.job.size > BUFFER_BYTES]
-        small = [piece for piece in work if piece.job.size <= BUFFER_BYTES]
+        large = [piece for piece in work if piece.task.size > BUFFER_BYTES]
+        small = [piece for piece in work if piece.task.size <= BUFFER_BYTES]
         threads = SYNC_THREADS if self._seal else COPY_THREADS
         size = max(1, min(BATCH_FILES, -(-len(small) // threads)))
-        found: dict[tuple[str, int], tuple[str, ...]] = {}
+        digests: dict[tuple[str, int], tuple[str, ...]] = {}
 
         def batch(some: list[ChunkRange]) -> None:
-            buffer = memoryview(bytearray(min(BUFFER_BYTES, max(piece.job.size for piece in some))))
+            # One buffer for all, which stays in the processor's cache: reading, hashing and writing there is as fast as
+            # copy_file_range() alone, and faster than that with a second pass to hash (tmpfs, ext4).
+            buffer = memoryview(bytearray(min(BUFFER_BYTES, max(piece.task.size for piece in some))))
             for piece in some:
-                found[piece.job.name, piece.first] = self._one(piece, buffer, meter)
+                digests[piece.task.name, piece.first] = self._one(piece, buffer, meter)
 
         batches = [small[i : i + size] for i in range(0, len(small), size)]
         map_threads(batch, [[piece] for piece in large], min(COPY_THREADS, len(large)), meter)
         map_threads(batch, batches, min(threads, len(batches)), meter)
-        return found
+        return digests
 
     def _one(self, piece: ChunkRange, buffer: memoryview, meter: ProgressMeter) -> tuple[str, ...]:
-        job, do = piece.job, self._disk.do
-        source = self._open(job)
+        task = piece.task
+        do = self._disk.do
+        source = self._open(task)
         try:
-            found = do("look at", job.source, os.fstat, source)
-            self._check(job, found)
-            if job.target is None:
+            status = do("look at", task.source, os.fstat, source)
+            self._check(task, status)
+            if task.target is None:
                 digests = self._chunks(piece, source, None, buffer, meter)
-                self._check_unchanged(job, found, source)
+                self._check_unchanged(task, status, source)
                 if self._seal:
-                    self._disk.make_read_only(job.source, source, stat.S_IMODE(found.st_mode))
-                    do("sync", job.source, os.fsync, source)
+                    self._disk.make_read_only(task.source, source, stat.S_IMODE(status.st_mode))
+                    do("sync", task.source, os.fsync, source)
                 return digests
-            mode = found.st_mode & 0o777
-            mode = mode & 0o555 | 0o400 if self._seal else mode | 0o200
-            with self._disk.open_fd(job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as target:
+            mode = status.st_mode & 0o777
+            if self._seal:
+                mode = mode & 0o555 | 0o400
+            else:
+                mode |= 0o200
+            with self._disk.open_fd(task.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as target:
                 digests = self._chunks(piece, source, target, buffer, meter)
-                self._check_unchanged(job, found, source)
+                self._check_unchanged(task, status, source)
                 if self._seal:
-                    do("sync", job.target, os.fsync, target)
+                    do("sync", task.target, os.fsync, target)
             return digests
         finally:
             os.close(source)
@@ -195,104 +206,106 @@ class Copier:
     def _chunks(
         self, piece: ChunkRange, source: int, target: int | None, buffer: memoryview, meter: ProgressMeter
     ) -> tuple[str, ...]:
-        job, digests = piece.job, []
+        task = piece.task
+        digests = []
         for number in range(piece.first, piece.first + piece.chunks):
-            start, end = number * self._chunk, min(job.size, (number + 1) * self._chunk)
-            digest, offset = self._hash(), start
+            start = number * self._chunk
+            end = min(task.size, start + self._chunk)
+            digest = self._hash()
+            offset = start
             while offset < end:
-                got = self._disk.do("read", job.source, os.preadv, source, [buffer[: end - offset]], offset)
+                got = self._disk.do("read", task.source, os.preadv, source, [buffer[: end - offset]], offset)
                 if not got:
-                    raise changed(job)
+                    raise changed(task)
                 digest.update(buffer[:got])
                 if target is not None:
-                    self._disk.write_all(target, job.target or "", buffer[:got], offset)
+                    self._disk.write_all(target, task.target or "", buffer[:got], offset)
                 offset += got
             digests.append(digest.hexdigest())
             if target is not None and self._seal:
-                with suppress(OSError):  # only advice: the kernel begins to write, and the sync waits less
+                with suppress(OSError):  # advice: the kernel begins to write, and the sync waits less
                     os.posix_fadvise(target, start, end - start, os.POSIX_FADV_DONTNEED)
-            if job.expected is not None and job.expected[number] != digests[-1]:
+            if task.expected is not None and task.expected[number] != digests[-1]:
                 raise CheckpointCorrupt(
-                    f"{self._describe}: {job.name} differs from its manifest between byte {start} and {end}"
+                    f"{self._label}: {task.name} differs from its manifest between byte {start} and {end}"
                 )
             meter.add(end - start)
         return tuple(digests)
 
-    def _open(self, job: CopyTask) -> int:
+    def _open(self, task: CopyTask) -> int:
         try:
-            return self._disk.do("open", job.source, os.open, job.source, self._flags)
+            return self._disk.do("open", task.source, os.open, task.source, self._flags)
         except StorageError as e:
             if self._stored and e.errno == errno.ELOOP:
-                raise CheckpointCorrupt(f"{self._describe}: {job.name} is a link") from e
+                raise CheckpointCorrupt(f"{self._label}: {task.name} is a link") from e
             if self._stored and e.errno in (errno.ENOENT, errno.ENOTDIR):
-                raise CheckpointCorrupt(f"{self._describe}: {job.name} is missing") from e
+                raise CheckpointCorrupt(f"{self._label}: {task.name} is missing") from e
             raise
 
-    def _check(self, job: CopyTask, found: os.stat_result) -> None:
+    def _check(self, task: CopyTask, found: os.stat_result) -> None:
         if self._stored:
-            check_stored(self._describe, job.name, job.size, found)
-        elif found.st_size < job.size or (found.st_size > job.size and not self._growing):
-            raise changed(job)
+            check_stored(self._label, task.name, task.size, found)
+        elif found.st_size < task.size or (found.st_size > task.size and not self._growing):
+            raise changed(task)
 
-    def _check_unchanged(self, job: CopyTask, before: os.stat_result, source: int) -> None:
+    def _check_unchanged(self, task: CopyTask, before: os.stat_result, source: int) -> None:
         if not (self._stored or self._growing):  # a stored file has digests to compare with
-            check_unchanged(self._disk, job, before, source)
+            check_unchanged(self._disk, task, before, source)
 
 
-def check_unchanged(disk: Disk, job: CopyTask, before: os.stat_result, source: int) -> None:
-    """Raise CheckpointError if an open file was written to since ``before``, or has not the size that was listed."""
-    after = disk.do("look at", job.source, os.fstat, source)
-    if after.st_size != job.size or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise changed(job)
+def check_unchanged(disk: Disk, task: CopyTask, before: os.stat_result, source: int) -> None:
+    """Raise CheckpointError if an open file changed since ``before``, or does not have the size that was listed."""
+    after = disk.do("look at", task.source, os.fstat, source)
+    if after.st_size != task.size or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise changed(task)
 
 
-def changed(job: CopyTask) -> CheckpointError:
-    """The error of a file of which only a mixture of states was to be had."""
+def changed(task: CopyTask) -> CheckpointError:
+    """Return the error of a file that changed while it was read."""
     return CheckpointError(
-        f"{job.source} was changed while it was copied: save when nothing writes to it, or exclude it by a selector"
+        f"{task.source} was changed while it was copied: save when nothing writes to it, or exclude it by a selector"
     )
 
 
 def check_stored(where: str, name: str, size: int, found: os.stat_result) -> None:
     """Raise CheckpointCorrupt unless ``found`` is a regular file of ``size`` bytes."""
     if not stat.S_ISREG(found.st_mode):
-        raise CheckpointCorrupt(f"{where}: {name} is no regular file")
+        raise CheckpointCorrupt(f"{where}: {name} is not a regular file")
     if found.st_size != size:
         raise CheckpointCorrupt(f"{where}: {name} has {found.st_size} bytes, its manifest says {size}")
 
 
 def copy_in(disk: Disk, listing: Listing, folder: str) -> None:
-    """Put copies of a foreign folder's files into ``folder``, of which nobody else has a hand on the bytes.
-
-    Where the file system can share the blocks of a file until one of the two is written to, no byte is copied.
+    """Copy files into ``folder``, by reflink if possible, so that nobody else can change their bytes.
 
     Raises:
-        CheckpointError: If a file was changed meanwhile.
+        CheckpointError: If a file changed meanwhile.
         StorageError: If the disk refused.
     """
     disk.make_folders(folder, listing.directories)
-    jobs = [CopyTask(name, source.path, source.size, f"{folder}/{name}") for name, source in listing.files.items()]
-    if jobs and _clone(disk, jobs[0]):
-        jobs = [job for job in jobs[1:] if not _clone(disk, job)]
-    Copier(disk, "the folder").run(jobs)
+    tasks = [CopyTask(name, source.path, source.size, f"{folder}/{name}") for name, source in listing.files.items()]
+    # The first file shows whether the file system can share blocks.
+    if tasks and _clone(disk, tasks[0]):
+        tasks = [task for task in tasks[1:] if not _clone(disk, task)]
+    Copier(disk, "the folder").run(tasks)
 
 
-def _clone(disk: Disk, job: CopyTask) -> bool:
-    """Whether ``job.target`` came to share the blocks of the source; if not, it is not there."""
+def _clone(disk: Disk, task: CopyTask) -> bool:
+    """Return whether ``task.target`` now shares the blocks of the source; if not, it does not exist."""
     import fcntl
 
-    assert job.target is not None
-    with disk.open_fd(job.source, os.O_RDONLY) as source:
-        before = disk.do("look at", job.source, os.fstat, source)
+    assert task.target is not None
+    with disk.open_fd(task.source, os.O_RDONLY) as source:
+        before = disk.do("look at", task.source, os.fstat, source)
         try:
             with disk.open_fd(
-                job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, before.st_mode & 0o777 | 0o200
+                task.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, before.st_mode & 0o777 | 0o200
             ) as target:
-                disk.do("clone", job.target, fcntl.ioctl, target, FICLONE, source)
-            check_unchanged(disk, job, before, source)
+                disk.do("clone", task.target, fcntl.ioctl, target, FICLONE, source)
+            check_unchanged(disk, task, before, source)
             return True
         except StorageError as e:
-            disk.remove_file(job.target)
+            disk.remove_file(task.target)
             if e.errno in FATAL_ERRNOS:
                 raise
     return False

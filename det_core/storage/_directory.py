@@ -1,8 +1,9 @@
 """A directory as a checkpoint store.
 
-A checkpoint is written aside, in ``<root>/.det_core-tmp/<storage_id>.<owner>/``, every file and folder is synced, and
-then one rename makes it ``<root>/<storage_id>``. A deletion renames it back aside, under the name of who deletes. So
-the folders aside are the marks of writers and deleters, and nothing in the root is ever half there.
+A checkpoint is written in a staging directory, ``<root>/.det_core-tmp/<storage_id>.<owner>/``; every file and directory
+is synced, and one rename makes it ``<root>/<storage_id>``. A deletion renames it back into a staging directory, under
+the name of the deleting process. So staging directories are the leases of writers and deleters, and nothing in the root
+is ever incomplete.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,16 +41,18 @@ from det_core.storage._threads import Progress
 
 log = logging.getLogger("det_core.storage")
 VISIBILITY_TIMEOUT = 10.0
+"""Seconds that a rank waits to see a directory that another rank has created."""
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
+"""Errors of a path that does not exist."""
 
 
 class DirectoryStore(Store):
-    """Checkpoints as folders of one directory, which all ranks split_work. Nothing is made before the first write.
+    """Checkpoints as subdirectories of one directory, which all ranks share. Nothing is created before the first write.
 
     Args:
         root: the directory.
-        disk: the file system; tests give one that fails.
-        visibility_timeout: maximum wait in seconds for a directory that another rank has made: a network file system
+        disk: the file system; tests pass one that fails.
+        visibility_timeout: maximum wait in seconds for a directory that another rank has created: a network file system
             may not show it at once.
     """
 
@@ -61,10 +64,10 @@ class DirectoryStore(Store):
         self.disk = disk or Disk(self.root)
         self._visibility_timeout = visibility_timeout
         self._writer: Owner | None = None
-        """For whom all is there that is needed, and who has collected what others left."""
+        """The last owner for whom the root was created and dead writers' files were collected."""
 
     def begin(self, storage_id: str, owner: Owner) -> DirectoryStaging:
-        """Make a staging folder; before ``owner``'s first, and whenever the root is gone, make and collect."""
+        """Create a staging directory. Before ``owner``'s first, and if the root is gone, create it and collect."""
         staging = DirectoryStaging(self, f"{check_storage_id(storage_id)}.{owner.tag}", storage_id, None)
         self.make_staging_dir(staging.base, owner)
         try:
@@ -75,7 +78,7 @@ class DirectoryStore(Store):
         return staging
 
     def make_staging_dir(self, path: str, owner: Owner) -> None:
-        """Make a folder aside, and before an owner's first what it needs."""
+        """Create a staging directory, and what it needs before an owner's first."""
         if self._writer == owner:
             try:
                 return self.disk.do("make folder", path, os.mkdir, path)
@@ -86,33 +89,33 @@ class DirectoryStore(Store):
         try:
             self.collect(owner)
         except StorageError as e:
-            log.warning("what a dead writer left stays: %s", e)
+            log.warning("cannot collect a dead writer's files: %s", e)
         self.disk.do("make folder", path, os.mkdir, path)
         self._writer = owner
 
     def join(self, ticket: str, part: int) -> DirectoryStaging:
-        """Wait to see the staging folder that the chief made: it has a name that nothing else has."""
+        """Wait for the staging directory that the chief has created: its name is unique."""
         parsed = Owner.parse(ticket)
-        assert parsed is not None, f"{ticket} is no ticket"
+        assert parsed is not None, f"invalid ticket {ticket}"
         staging = DirectoryStaging(self, ticket, parsed[0], part)
         deadline = _clock.monotonic() + self._visibility_timeout
         while not self.disk.is_folder(staging.base):
             if _clock.monotonic() > deadline:
                 raise StorageError(
                     errno.ENOENT,
-                    f"{self._label}: this process does not see {staging.base}, which the chief has just made. A "
-                    "sharded checkpoint needs a directory that every rank has mounted at the same path",
+                    f"{self._label}: {staging.base}, which the chief has created, is not visible here: a sharded "
+                    "checkpoint needs a directory that every rank has mounted at the same path",
                 )
             time.sleep(0.05)
-            self._entries(os.path.dirname(staging.base))  # listing the one above makes a network file system look
+            self._entries(os.path.dirname(staging.base))  # listing its parent makes NFS ask the server again
         return staging
 
     def put_file(self, source: Path, name: str) -> None:
         size = self.disk.do("look at", str(source), os.stat, source).st_size
-        with self._replacing(self._beside(name)) as aside:
-            Copier(self.disk, str(source), growing=True).run([CopyTask(name, os.fspath(source), size, aside)])
-            with self.disk.open_fd(aside, os.O_RDONLY) as fd:
-                self.disk.do("sync", aside, os.fsync, fd)
+        with self._replacing(self._beside(name)) as staging_path:
+            Copier(self.disk, str(source), growing=True).run([CopyTask(name, os.fspath(source), size, staging_path)])
+            with self.disk.open_fd(staging_path, os.O_RDONLY) as fd:
+                self.disk.do("sync", staging_path, os.fsync, fd)
 
     def remove_folder(self, folder: str) -> None:
         self.disk.remove_tree(f"{self.root}/{self._beside(folder)}")
@@ -123,16 +126,17 @@ class DirectoryStore(Store):
         except StorageError as e:
             raise StorageError(e.errno, f"{e.args[-1]}: {directory_advice(self.root)}") from e
 
-    # What Store asks for.
-
     def _read(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
         path = f"{self.root}/{path}"
         try:
-            # O_NONBLOCK: where somebody has put a FIFO, an open would hang.
+            # O_NONBLOCK: opening a FIFO would wait for a writer.
             with self.disk.open_fd(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
                 size = self.disk.do("look at", path, os.fstat, fd).st_size
-                start = max(0, size + start) if start < 0 else start
-                end, parts = size if end is None else min(end, size), []
+                if start < 0:
+                    start = max(0, size + start)
+                if end is None or end > size:
+                    end = size
+                parts = []
                 while start < end and (part := self.disk.do("read", path, os.pread, fd, end - start, start)):
                     parts.append(part)
                     start += len(part)
@@ -143,26 +147,27 @@ class DirectoryStore(Store):
             raise
 
     def _write(self, path: str, data: bytes, *, durable: bool = True) -> None:
-        if not durable:  # a mark: where there is no store yet, none is made for it
+        if not durable:  # a lease: it does not create the store
             if self.disk.is_folder(os.path.realpath(self.root)):
-                self._make_aside()
+                self._make_staging_root()
             return self.disk.write_file(f"{self.root}/{path}", data, sync=False)
-        with self._replacing(path) as aside:
-            self.disk.write_file(aside, data, mode=0o444)
+        with self._replacing(path) as staging_path:
+            self.disk.write_file(staging_path, data, mode=0o444)
 
     @contextmanager
     def _replacing(self, path: str) -> Iterator[str]:
-        """A name aside; what the block writes there takes the place of ``path`` in one step, durably."""
+        """Yield a path in the staging directory; what the block writes there replaces ``path`` in one step, durably."""
         self._make_root()
-        aside, target = f"{self.root}/{STAGING_DIR}/{TEMP_PREFIX}{os.urandom(8).hex()}", f"{self.root}/{path}"
+        staging_path = f"{self.root}/{STAGING_DIR}/{TEMP_PREFIX}{os.urandom(8).hex()}"
+        target = f"{self.root}/{path}"
         try:
-            yield aside
+            yield staging_path
             above = os.path.dirname(target)
             self.disk.make_durable_folder(above)
-            self.disk.do("rename", target, os.rename, aside, target)
+            self.disk.do("rename", target, os.rename, staging_path, target)
             self.disk.sync_folder(above)
         except BaseException:
-            self.disk.remove_file(aside)
+            self.disk.remove_file(staging_path)
             raise
 
     def _remove(self, paths: Collection[str]) -> None:
@@ -180,15 +185,16 @@ class DirectoryStore(Store):
     def _names(self) -> builtins.list[str]:
         entries = self._entries(self.root)
         names = [e for e in entries if not e.name.startswith(".") and e.name not in RESERVED]
-        # What a link leads to is seen when it is read: asking for it here raises where that is not permitted.
+        # A link is followed when it is read: is_dir() would raise here if its target is not permitted.
         return [e.name for e in names if e.is_symlink() or e.is_dir()]
 
     def _list_leases(self) -> dict[str, float]:
-        now, found = _clock.now(), {}
+        now = _clock.now()
+        ages = {}
         for entry in self._entries(f"{self.root}/{STAGING_DIR}"):
             if (status := self.disk.status(entry.path)) is not None:
-                found[entry.name] = now - status.st_mtime
-        return found
+                ages[entry.name] = now - status.st_mtime
+        return ages
 
     def _contents(self, storage_id: str) -> Manifest | None:
         path = f"{self.root}/{storage_id}"
@@ -211,43 +217,43 @@ class DirectoryStore(Store):
             return self.disk.remove_file(path)
         if not self.disk.is_folder(path):
             return
-        self._make_aside()
+        self._make_staging_root()
         self._unpublish_and_remove(path, storage_id, durable=True)
 
-    def _discard(self, storage_id: str, marks: Collection[str]) -> bool:
-        for name in marks:
+    def _discard(self, storage_id: str, leases: Collection[str]) -> bool:
+        for name in leases:
             self._unpublish_and_remove(f"{self.root}/{STAGING_DIR}/{name}", storage_id)
         return True
 
     def _unpublish_and_remove(self, path: str, storage_id: str, *, durable: bool = False) -> None:
-        """Remove a folder, first from where others find it: a writer that lives after all cannot commit half of it."""
-        aside = f"{self.root}/{STAGING_DIR}/{storage_id}.{Owner.current().tag}"
+        """Remove a directory, first from where others find it: its writer, if alive, cannot commit half of it."""
+        staging_path = f"{self.root}/{STAGING_DIR}/{storage_id}.{Owner.current().tag}"
         try:
-            if path != aside:
-                self.disk.remove_tree(aside)  # what this process failed to remove before
-                self.disk.do("rename", path, os.rename, path, aside)
+            if path != staging_path:
+                self.disk.remove_tree(staging_path)  # the rest of a removal of this process that failed
+                self.disk.do("rename", path, os.rename, path, staging_path)
         except StorageError as e:
             if e.errno in NOT_FOUND:
                 return
             raise
         if durable:
             self.disk.sync_folder(self.root)
-        self.disk.remove_tree(aside)
+        self.disk.remove_tree(staging_path)
 
     def _make_root(self) -> None:
         self.disk.make_durable_folder(self.root)
-        self._make_aside()
+        self._make_staging_root()
 
-    def _make_aside(self) -> None:
-        """Make the folder for what is under way; whoever may write into the root may write into it."""
-        aside = f"{self.root}/{STAGING_DIR}"
-        if not self.disk.is_folder(aside):
-            self.disk.make_folders(aside)
+    def _make_staging_root(self) -> None:
+        """Create the staging directory; whoever may write into the root may write into it."""
+        staging_path = f"{self.root}/{STAGING_DIR}"
+        if not self.disk.is_folder(staging_path):
+            self.disk.make_folders(staging_path)
             mode = stat.S_IMODE(self.disk.do("look at", self.root, os.stat, self.root).st_mode)
-            self.disk.do("set the permissions of", aside, os.chmod, aside, mode)
+            self.disk.do("set the permissions of", staging_path, os.chmod, staging_path, mode)
 
     def _entries(self, path: str) -> builtins.list[os.DirEntry[str]]:
-        """What lies in a folder; nothing if there is none."""
+        """Return the entries of a directory; none if it does not exist."""
         try:
             return self.disk.entries(path)
         except StorageError as e:
@@ -257,51 +263,59 @@ class DirectoryStore(Store):
 
 
 class DirectoryStaging(Staging):
-    """``<root>/.det_core-tmp/<storage_id>.<owner>/``: ``tree`` will be the checkpoint, ``part-N`` is of rank N.
+    """``<root>/.det_core-tmp/<storage_id>.<owner>/``: ``tree`` becomes the checkpoint, ``part-N`` belongs to rank N.
 
     Args:
-        store: where the folder lies; for an object store, the scratch folder of this machine.
-        ticket: the staging folder's name.
+        store: store of the staging directory; for an object store, the local scratch directory.
+        ticket: name of the staging directory.
         storage_id: the checkpoint's name.
-        part: the rank that writes into a folder of its own; None: straight into ``tree``.
+        part: the rank, which writes into a directory of its own; None to write straight into ``tree``.
     """
 
     def __init__(self, store: DirectoryStore, ticket: str, storage_id: str, part: int | None) -> None:
-        self._store, self._disk = store, store.disk
+        self._store = store
+        self._disk = store.disk
         self.base = f"{store.root}/{STAGING_DIR}/{ticket}"
         self._tree = f"{self.base}/tree"
-        self._own = self._tree if part is None else f"{self.base}/part-{part}"
-        self._chief, self._open = not part, True
+        self._own = self._tree
+        if part is not None:
+            self._own = f"{self.base}/part-{part}"
+        self._is_chief = not part
+        self._is_open = True
         self._touched = _clock.monotonic()
-        self.ticket, self.storage_id = ticket, storage_id
+        self.ticket = ticket
+        self.storage_id = storage_id
 
     @property
     def path(self) -> Path:
-        """This rank's folder, made on first use."""
+        """This rank's directory, created on first use."""
         self._disk.make_folders(self._own)
         return Path(self._own)
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         self._renew_lease()
-        if not self._disk.is_folder(self.base):  # else it would be made again, without what others had put
+        if not self._disk.is_folder(self.base):  # make_folders() would create it again, without the others' files
             raise self._lease_lost()
         self._disk.make_folders(self._tree, listing.directories)
-        jobs = [CopyTask(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
-        return self._copier(progress).run(jobs)
+        tasks = [CopyTask(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
+        return self._copier(progress).run(tasks)
 
     def scan_written(self) -> Listing:
         if not self._disk.is_folder(self._own):
-            raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
+            raise CheckpointError(f"the directory {self._own} of checkpoint {self.storage_id} was removed or replaced")
         listing = scan(self._disk, self._own)
-        for ours in (f"{self._own}/{META_DIR}", f"{self._own}/{METADATA_FILE}"):
-            (self._disk.remove_tree if self._disk.is_folder(ours) else self._disk.remove_file)(ours)
+        for reserved in (f"{self._own}/{META_DIR}", f"{self._own}/{METADATA_FILE}"):
+            if self._disk.is_folder(reserved):
+                self._disk.remove_tree(reserved)
+            else:
+                self._disk.remove_file(reserved)
         self._break_links(listing)
         return Listing(
             {p: SourceFile(f"{self._own}/{p}", s.size) for p, s in listing.files.items()}, listing.directories
         )
 
     def seal(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Hash and sync what was written, and move it into the checkpoint."""
+        """Hash and sync the files, and move them into the checkpoint."""
         self._renew_lease()
         entries = self._copier(progress).run([CopyTask(p, s.path, s.size) for p, s in listing.files.items()])
         if self._own != self._tree:
@@ -314,8 +328,10 @@ class DirectoryStaging(Staging):
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
     ) -> Manifest:
-        """Write metadata.json and the manifest, sync them and every folder, rename, and sync the root."""
-        disk, tree, text = self._disk, self._tree, encode_metadata(metadata)
+        """Write metadata.json and the manifest, sync them and every directory, rename, and sync the root."""
+        disk = self._disk
+        tree = self._tree
+        text = encode_metadata(metadata)
         if not disk.is_folder(self.base):
             raise self._lease_lost()
         disk.make_folders(f"{tree}/{META_DIR}")
@@ -325,22 +341,22 @@ class DirectoryStaging(Staging):
         for path in (*manifest.directories, META_DIR, ""):
             disk.sync_folder(f"{tree}/{path}".rstrip("/"))
         publish(disk, tree, f"{self._store.root}/{self.storage_id}")
-        self._open = False
+        self._is_open = False
         try:
             disk.remove_tree(self.base)
         except StorageError as e:
-            log.warning("checkpoint %s is complete, but its empty staging folder stays: %s", self.storage_id, e)
+            log.warning("checkpoint %s is complete; cannot remove its staging directory: %s", self.storage_id, e)
         return manifest
 
     def abort(self) -> None:
-        if not self._open:
+        if not self._is_open:
             return
-        self._open = False
-        if not self._chief:
+        self._is_open = False
+        if not self._is_chief:
             for own in (self._own, self._copies):
                 self._disk.remove_tree(own)
             return
-        self._store._abandoned.add(self.ticket)
+        self._store._abandoned.add(self.ticket)  # if the removal fails, the next collection repeats it
         self._disk.remove_tree(self.base)
         self._store._abandoned.discard(self.ticket)
 
@@ -348,37 +364,37 @@ class DirectoryStaging(Staging):
         try:
             self._disk.do("touch", self.base, os.utime, self.base)
         except StorageError as e:
-            raise self._lease_lost() if e.errno in NOT_FOUND else e from e
+            if e.errno in NOT_FOUND:
+                raise self._lease_lost() from e
+            raise
 
     def _copier(self, progress: Progress | None) -> Copier:
-        told = self._renewing(progress)
-        return Copier(self._disk, self._store._describe(self.storage_id), seal=True, progress=told)
+        label = self._store._describe(self.storage_id)
+        return Copier(self._disk, label, seal=True, progress=self._renewing(progress))
 
     @property
     def _copies(self) -> str:
         return f"{self.base}/copies-{os.path.basename(self._own)}"
 
     def _break_links(self, listing: Listing) -> None:
-        """Put copies in place of links, and of files that have other names.
-
-        ``torch.save`` onto the other name rewrites the bytes that both have.
-        """
+        """Replace links, and files that have other names, by copies."""
+        # torch.save() to the other name would rewrite the bytes that both names have.
         shared = {p: s for p, s in listing.files.items() if s.shared}
         if not shared and not listing.links:
             return
-        aside = self._copies
-        self._disk.make_folders(aside)
-        jobs = [CopyTask(p, s.path, s.size, f"{aside}/{i}") for i, (p, s) in enumerate(shared.items())]
-        Copier(self._disk, self._store._describe(self.storage_id)).run(jobs)
+        staging_path = self._copies
+        self._disk.make_folders(staging_path)
+        tasks = [CopyTask(p, s.path, s.size, f"{staging_path}/{i}") for i, (p, s) in enumerate(shared.items())]
+        Copier(self._disk, self._store._describe(self.storage_id)).run(tasks)
         for link in sorted(listing.links):
             path = f"{self._own}/{link}"
             if self._disk.exists(path) and not self._disk.is_folder(path):
                 self._disk.remove_file(path)
         self._disk.make_folders(self._own, listing.directories)
-        for job in jobs:
-            target = f"{self._own}/{job.name}"
-            self._disk.do("rename", target, os.rename, job.target, target)
-        self._disk.remove_tree(aside)
+        for task in tasks:
+            target = f"{self._own}/{task.name}"
+            self._disk.do("rename", target, os.rename, task.target, target)
+        self._disk.remove_tree(staging_path)
 
 
 def publish(disk: Disk, tree: str, final: str) -> None:
@@ -386,14 +402,14 @@ def publish(disk: Disk, tree: str, final: str) -> None:
 
     Args:
         disk: the file system.
-        tree: where it is, all of it on the disk.
+        tree: directory of the checkpoint, all of it on disk.
         final: ``<root>/<storage_id>``.
 
     Raises:
-        StorageError: the disk refused, or something has that name.
+        StorageError: If the disk refused, or the name is taken.
     """
-    if disk.exists(final):  # rename replaces an empty folder without a word
-        raise disk.error("commit", final, FileExistsError(errno.EEXIST, "a checkpoint of that id is there"))
+    if disk.exists(final):  # rename() silently replaces an empty directory
+        raise disk.error("commit", final, FileExistsError(errno.EEXIST, "a checkpoint of that ID exists"))
     disk.do("rename", final, os.rename, tree, final)
     try:
         disk.sync_folder(os.path.dirname(final))
@@ -403,7 +419,7 @@ def publish(disk: Disk, tree: str, final: str) -> None:
 
 
 class DirectoryCheckpoint(StoredCheckpoint):
-    """The files of one checkpoint, and what its manifest says of them."""
+    """The files of one checkpoint, and its manifest."""
 
     path: Path
 
@@ -421,9 +437,9 @@ class DirectoryCheckpoint(StoredCheckpoint):
         progress: Progress | None = None,
     ) -> None:
         chunk = self.manifest.chunk_size
-        work = split_work(pieces(self._jobs(names, str(self.path)), chunk), part, parts, chunk)
+        work = split_work(pieces(self._tasks(names, str(self.path)), chunk), part, parts, chunk)
         with self._unless_deleted():
-            self._check_folders(piece.job.name for piece in work)
+            self._check_folders(piece.task.name for piece in work)
             if digests and self.manifest.verified:
                 self._copier(progress).process(work)
             else:
@@ -436,31 +452,36 @@ class DirectoryCheckpoint(StoredCheckpoint):
         self._store.disk.make_folders(os.fspath(folder), parent_folders(names).union(directories))
         with self._unless_deleted():
             self._check_folders(names)
-            self._copier(progress).run(self._jobs(names, str(self.path), folder))
+            self._copier(progress).run(self._tasks(names, str(self.path), folder))
 
     @contextmanager
     def check_unchanged(self) -> Iterator[None]:
-        """Look at sizes and times before and after: root is not stopped by permissions."""
+        # By sizes and times: permissions do not stop root.
         before = {name: self._identity(name) for name in self.manifest.files}
         yield
         try:
-            changed = [name for name, found in before.items() if self._identity(name) != found]
-            if changed:  # what was deleted meanwhile, in part or whole, was not written to
+            changed = [name for name, identity in before.items() if self._identity(name) != identity]
+            if changed:  # files that were deleted meanwhile were not written to
                 left = self._store.open(self.storage_id).manifest.files
                 changed = [name for name in changed if name in left]
         except CheckpointNotFound:
             return
         except StorageError as e:
-            return log.warning("whether %s was written to is not known: %s", self._label, e)
+            return log.warning("cannot check whether %s was written to: %s", self._label, e)
         if changed:
+            names = ", ".join(changed[:3])
+            if len(changed) > 3:
+                names += ", …"
             raise CheckpointCorrupt(
-                f"{self._label}: {', '.join(changed[:3])}{', …' if changed[3:] else ''} was written to while it was "
-                "restored from. Only read from the folder of restore_path(); what download() gives may be changed"
+                f"{self._label}: {names} was written to while it was restored from: only read from the directory of "
+                "restore_path(); files of download() may be changed"
             )
 
     def _identity(self, name: str) -> tuple[int, int, int] | None:
-        found = self._store.disk.status(f"{self.path}/{name}")
-        return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+        status = self._store.disk.status(f"{self.path}/{name}")
+        if status is None:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def _copier(self, progress: Progress | None) -> Copier:
         manifest = self.manifest
@@ -468,20 +489,22 @@ class DirectoryCheckpoint(StoredCheckpoint):
         return Copier(self._store.disk, self._label, chunk_size=manifest.chunk_size, stored=stored, progress=progress)
 
     def _check_folders(self, names: Iterable[str]) -> None:
-        """See that no folder of these files has become a link out of the checkpoint."""
+        """Check that no directory of these files has become a link out of the checkpoint."""
         top = os.path.realpath(self.path)
         for folder in parent_folders(names):
             real = os.path.realpath(f"{self.path}/{folder}")
             if real != top and not real.startswith(top + "/"):
-                raise CheckpointCorrupt(f"{self._label}: its folder {folder} leads to {real}, outside the checkpoint")
+                raise CheckpointCorrupt(f"{self._label}: its directory {folder} is a link to {real}, outside of it")
 
     def _check_size(self, piece: ChunkRange) -> None:
-        job = piece.job
-        look = os.lstat if self.manifest.verified else os.stat
+        task = piece.task
+        look: Callable[[str], os.stat_result] = os.stat
+        if self.manifest.verified:  # a checkpoint of det_core has no links; one of others may
+            look = os.lstat
         try:
-            found = self._store.disk.do("look at", job.source, look, job.source)
+            status = self._store.disk.do("look at", task.source, look, task.source)
         except StorageError as e:
             if e.errno in NOT_FOUND:
-                raise CheckpointCorrupt(f"{self._label}: {job.name} is missing") from e
+                raise CheckpointCorrupt(f"{self._label}: {task.name} is missing") from e
             raise
-        check_stored(self._label, job.name, job.size, found)
+        check_stored(self._label, task.name, task.size, status)

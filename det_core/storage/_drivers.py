@@ -1,7 +1,7 @@
-"""File systems of fsspec as object stores: what each service wants said, and what only one can do.
+"""Drivers: file systems of fsspec as object stores, with the options and workarounds that each service needs.
 
-s3fs, gcsfs, adlfs and the others do requests, multipart, retries and credentials. All calls here block, no longer than
-their deadline; as many threads as ``Driver.threads`` may make them at a time.
+s3fs, gcsfs, adlfs and others implement requests, multipart, retries and credentials. All calls block, no longer than
+their deadline; at most ``Driver.threads`` threads may make them at a time.
 """
 
 from __future__ import annotations
@@ -24,37 +24,44 @@ from det_core.errors import MissingExtra
 from det_core.storage._calls import LOOP_THREAD, Calls, library_loop
 
 PART_BYTES = 16 << 20
-DEFAULT_TRIES, PROBE_TRIES = 8, 3
-"""Tries of a request; those of a probe take a few seconds, the others, with those of s3fs around them, a minute."""
+"""Bytes of a part of a multipart upload."""
+DEFAULT_TRIES = 8
+"""Tries of a request; with those of s3fs around them they take a minute."""
+PROBE_TRIES = 3
+"""Tries of a request while a person waits; they take a few seconds."""
 S3FS_RETRIES = 12
+"""Tries of s3fs around those of botocore."""
 CALL_TIMEOUT = 120.0
 """Seconds for a call over all its tries, beside those for its bytes."""
 SILENT_TIMEOUT = 10.0
-"""The same after a call that had no answer, until one has: what is still to be tidied up is not worth minutes."""
+"""The same after an unanswered call, until one is answered: cleaning up is not worth minutes."""
 PROBE_TIMEOUT = 15.0
-"""Seconds for all calls of a probing driver together."""
+"""Seconds for all calls of a probe together."""
 MIN_BYTES_PER_SECOND = 32 << 10
-"""A transfer that is slower counts as stalled, as bytes that trickle keep every timeout of a socket from firing."""
+"""Rate below which a transfer counts as stalled: bytes that trickle in keep the timeouts of a socket from firing."""
 CLOSE_TIMEOUT = 1.0
-"""Seconds that connections may take to close."""
+"""Maximum seconds for closing connections."""
 AZURE = ("az", "abfs", "abfss")
+"""Protocols of Azure."""
 MODIFIED = ("LastModified", "last_modified", "modified", "mtime", "updated", "created")
+"""Keys under which file systems give the time of a put."""
 SECRET = ("key", "secret", "token", "password", "passphrase", "credential", "connection_string", "sas", "pkey")
-"""An option whose name holds one of these is shown to nobody."""
+"""Parts of the names of options that no message and no record may contain."""
 
 
 class Driver:
     """A place in a file system. Keys are paths below it.
 
     Args:
-        url: the store, as messages name it: without secrets.
+        url: the store, as messages show it: without secrets.
         base: its path in the file system.
-        make: makes the file system, at the first use; is given the number of tries of a request.
-        secrets: texts that no message shows.
-        threads: how many calls are worth having in flight; 1 for a file system that threads must not share, as those
-            on ftplib and paramiko.
-        put_options: for ``put_file``.
-        omitted: options that are not known here, as they are secrets; errors name them.
+        make: creates the file system at the first use; receives the number of tries of a request.
+        secrets: texts to hide in messages.
+        threads: number of calls worth having in flight; 1 for a file system that is not thread-safe, such as those on
+            ftplib and paramiko.
+        put_options: options for ``put_file``.
+        omitted: names of secret options that a run's record leaves out; errors list them.
+        tries: number of tries of a request.
     """
 
     def __init__(
@@ -69,50 +76,53 @@ class Driver:
         omitted: Collection[str] = (),
         tries: int = DEFAULT_TRIES,
     ) -> None:
-        self.url, self._base, self._make, self._tries = url, base.rstrip("/"), make, tries
-        self._secrets, self.threads, self._put_options = [s for s in secrets if s], threads, dict(put_options)
+        self.url = url
+        self.threads = threads
+        self._base = base.rstrip("/")
+        self._make = make
+        self._tries = tries
+        self._secrets = [s for s in secrets if s]
+        self._put_options = dict(put_options)
         self._protocol = url.partition("://")[0]
         self._warned_unlisted = omitted
         self._calls = Calls()
-        self._until: float | None = None
-        """When the last call is to be over, on the monotonic clock."""
+        self._deadline: float | None = None
+        """Moment on the monotonic clock by which the last call must end."""
 
     def with_few_tries(self) -> Driver:
-        """The same place by a connection that gives up early, for a person who waits."""
+        """Return the same place with a connection that fails early, for a person who waits."""
         options: dict[str, Any] = {
             "secrets": self._secrets, "threads": self.threads, "put_options": self._put_options,
             "omitted": self._warned_unlisted,
         }  # fmt: skip
-        with_few_tries = Driver(self.url, self._base, self._make, **options, tries=PROBE_TRIES)
-        with_few_tries._until = _clock.monotonic() + PROBE_TIMEOUT
-        return with_few_tries
+        driver = Driver(self.url, self._base, self._make, **options, tries=PROBE_TRIES)
+        driver._deadline = _clock.monotonic() + PROBE_TIMEOUT
+        return driver
 
     def limit(self, deadline: Callable[[], float | None]) -> None:
-        """Let no call last longer than until ``deadline()``, on the monotonic clock; None: there is no limit yet."""
+        """Let no call last beyond ``deadline()``, a moment on the monotonic clock, or None without a limit."""
         self._calls.deadline = deadline
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether no call is made any more, as the process is to be gone."""
+        """Whether calls are no longer made, as the process must exit."""
         return self._calls.is_out_of_time
 
     @cached_property
     def fs(self) -> Any:
-        """The file system. Some look for credentials while they are made, over the network."""
+        """The file system. Some look for credentials over the network when they are created."""
         return self._calls.run(lambda: self._make(self._tries), None, self._time_for(0))
 
     def close(self) -> None:
-        """Close the connections; a later call makes new ones.
-
-        By themselves they would close with the file system, which lies in cycles of references until Python collects
-        them. s3fs and gcsfs have no call for it. Other file systems close as they are let go.
-        """
+        """Close the connections; a later call opens new ones."""
+        # Otherwise they close with the file system, which is in cycles of references until Python collects them. s3fs
+        # and gcsfs have no method for it; other file systems close with their last reference.
         fs = self.__dict__.pop("fs", None)
-        session = getattr(fs, "_s3creator", None) or getattr(fs, "_session", None)  # there once one has connected
+        session = getattr(fs, "_s3creator", None) or getattr(fs, "_session", None)  # set by the first connection
         if session is not None:
-            exclude = partial(session.__aexit__, None, None, None)
-            with contextlib.suppress(TimeoutError):  # a server that does not even answer to that
-                self._calls.run(exclude, fs.loop, CLOSE_TIMEOUT, past_deadline=True)
+            close = partial(session.__aexit__, None, None, None)
+            with contextlib.suppress(TimeoutError):  # a server that does not answer to that either
+                self._calls.run(close, fs.loop, CLOSE_TIMEOUT, past_deadline=True)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Store a small object."""
@@ -120,58 +130,68 @@ class Driver:
         self._call("pipe_file", self._path(key), data, size=len(data))
 
     def put_file(self, source: str, key: str, on_progress: Callable[[int], None]) -> int:
-        """Store a file; returns how many of its bytes ``on_progress`` was told. What that raises ends the transfer."""
+        """Store a file, and return how many of its bytes were reported to ``on_progress``, which may raise."""
         self._make_folder(key)
         callback = _callback(on_progress)
         try:
             self._put_file(source, key, callback)
-        except FileNotFoundError:  # S3: the answer that its parts were put together was lost, and now they are gone
-            on_progress(-callback.told)
+        except FileNotFoundError:  # S3: the answer to "complete the upload" was lost, and its parts are gone now
+            on_progress(-callback.reported)
             callback = _callback(on_progress)
             self._put_file(source, key, callback)
-        return int(callback.told)
+        return int(callback.reported)
 
     def _put_file(self, source: str, key: str, callback: Any) -> None:
         size = os.path.getsize(source)
-        if "chunksize" in self._put_options:  # the callback hears of each part, and one of s3fs has two on their way
+        if "chunksize" in self._put_options:  # progress is reported for each part, of which s3fs sends two at a time
             size = min(size, 2 * PART_BYTES)
-        path, options = self._path(key), {**self._put_options, "callback": callback}
+        path = self._path(key)
+        options = {**self._put_options, "callback": callback}
         self._call("put_file", source, path, size=size, since=lambda: callback.moved_at, **options)
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
-        """Bytes of an object; a negative ``start`` counts from its end. Raises FileNotFoundError."""
+        """Return bytes of an object; a negative ``start`` counts from its end.
+
+        Raises:
+            FileNotFoundError: If the object does not exist.
+        """
         size = max(PART_BYTES, (end or 0) - (start or 0))
-        # By itself s3fs asks for the size first, by a HEADER_BYTES, whose answer does not say why it is refused.
-        options: dict[str, Any] = {"max_concurrency": 1} if self._protocol == "s3" else {}
+        options: dict[str, Any] = {}
+        if self._protocol == "s3":  # otherwise s3fs asks for the size by a HEAD, whose answer has no cause of an error
+            options["max_concurrency"] = 1
         return bytes(self._call("cat_file", self._path(key), start=start, end=end, size=size, **options))
 
     def find(self, prefix: str) -> dict[str, tuple[int, float | None]]:
-        """Every object in a folder: size, and when it was put (None: the service does not say).
+        """Return every object in a directory: size, and time of the put, or None if the service does not tell.
 
-        A key that ends in a slash is an empty object that stands for a folder. fsspec would show its own old picture.
+        A key that ends in a slash is an empty object that represents a directory.
         """
-        self.fs.invalidate_cache()
+        self.fs.invalidate_cache()  # fsspec would return an older listing
         found = self._call("find", self._path(prefix.rstrip("/")), detail=True)
         return {self._key(path): (info.get("size") or 0, _modified(info)) for path, info in found.items()}
 
     def folders(self) -> list[str]:
-        """The folders in the root. Raises FileNotFoundError where nothing was put yet."""
+        """Return the directories in the root.
+
+        Raises:
+            FileNotFoundError: If nothing was put yet.
+        """
         self.fs.invalidate_cache()
         found = self._call("ls", self._base, detail=True)
         return [self._key(info["name"].rstrip("/")) for info in found if info["type"] == "directory"]
 
     def batches(self, keys: Collection[str]) -> list[list[str]]:
-        """Keys, as many as one call removes; those that stand for a folder only where there are such objects."""
-        size = 1000 if self._protocol == "s3" else 1
-        every = [key for key in keys if not key.endswith("/") or self._protocol in ("s3", "gs")]
-        return [every[i : i + size] for i in range(0, len(every), size)]
+        """Return keys in batches for :meth:`remove`; those of directories only if the service has such objects."""
+        size = 1
+        if self._protocol == "s3":  # the limit of its DeleteObjects
+            size = 1000
+        existing = [key for key in keys if not key.endswith("/") or self._protocol in ("s3", "gs")]
+        return [existing[i : i + size] for i in range(0, len(existing), size)]
 
     def remove(self, keys: list[str]) -> None:
-        """Remove one batch; what is not there is no error.
-
-        Never by ``fs.rm``: it takes ``* ? [`` in names for globs, and removes other files. ``rm_file`` would drop the
-        slash at the end of a key, and s3fs's own removal of many does not say which it could not remove.
-        """
+        """Remove one batch; missing objects are not an error."""
+        # Not fs.rm(), which takes "* ? [" in names for globs and removes other files, nor rm_file() for a directory,
+        # whose slash it drops, nor s3fs's removal of many, whose error does not name the objects that are left.
         bucket, key = self._object(keys[0])
         with contextlib.suppress(FileNotFoundError):
             if self._protocol == "s3" and (len(keys) > 1 or key.endswith("/")):
@@ -186,19 +206,17 @@ class Driver:
             else:
                 self._call("rm_file", self._path(keys[0]))
         folder = keys[0].rpartition("/")[0]
-        while folder and not self.fs.async_impl:  # it may keep folders
+        while folder and not self.fs.async_impl:  # it may have directories
             try:
                 self._call("rmdir", self._path(folder))
-            except Exception:  # each driver has its own error for one that is not empty: it stays
+            except Exception:  # not empty; each driver has its own error for that
                 return
             folder = folder.rpartition("/")[0]
 
     def abort_multipart_uploads(self, prefix: str) -> None:
-        """Give up uploads below ``prefix`` that were never finished, as when the answer to their begin was lost.
-
-        Only S3 keeps their parts, and they cost money. s3fs's ``clear_multipart_uploads`` would abort those of the
-        whole bucket.
-        """
+        """Abort unfinished uploads below ``prefix``, such as one whose begin was not answered. Only S3 keeps their
+        parts."""
+        # They cost money. Not s3fs's clear_multipart_uploads(), which aborts those of the whole bucket.
         if self._protocol == "s3":
             bucket, key = self._object(prefix)
             found = self._call("call_s3", "list_multipart_uploads", Bucket=bucket, Prefix=key)
@@ -206,18 +224,22 @@ class Driver:
                 self._call("abort_mpu", bucket, upload["Key"], upload["UploadId"])
 
     def check_bucket(self) -> None:
-        """Raise FileNotFoundError if the bucket does not exist. Services without buckets make what is missing."""
+        """Check that the bucket exists. Services without buckets create what is missing.
+
+        Raises:
+            FileNotFoundError: If it does not.
+        """
         bucket = self._base.partition("/")[0]
         if self._protocol == "s3":
             self._call("call_s3", "list_objects_v2", Bucket=bucket, MaxKeys=1)
         elif self._protocol == "gs":
             self._call("call", "GET", "b/{}/o", bucket, maxResults=1)
         elif self._protocol in AZURE:
-            look = partial(_look_for_container, self.fs.service_client, bucket)
-            self._calls.run(look, self.fs.loop, self._time_for(0))
+            check = partial(_check_container, self.fs.service_client, bucket)
+            self._calls.run(check, self.fs.loop, self._time_for(0))
 
     def problem_of(self, key: str) -> str | None:
-        """Return why the library would put an object of this name under another one; None: it would not."""
+        """Return why the library would put an object of this name under another one, or None."""
         path = self._path(key)
         cut = {"s3": "?versionId=", **dict.fromkeys(AZURE, "?versionid=")}.get(self._protocol)
         if (cut is not None and cut in path) or self.fs._strip_protocol(path) != path:
@@ -225,53 +247,57 @@ class Driver:
         return None
 
     def explain_error(self, error: BaseException) -> tuple[int, str]:
-        """errno and one line, with what to do and without secrets."""
-        cause = error.__cause__ or error  # of s3fs's errors the cause has the server's code, some have no more
+        """Return errno and one line with the remedy and without secrets."""
+        cause = error.__cause__ or error  # the server's code is only in the cause of some of s3fs's errors
         text = " ".join((str(cause) or type(cause).__name__).split())
         for secret in self._secrets:
             text = text.replace(secret, "***")
         if self._warned_unlisted:
             names = ", ".join(self._warned_unlisted)
-            text += f" (the run's record leaves out the options {names}: name the storage with them)"
+            text += f" (the run's record leaves out the options {names}: pass checkpoint_storage with them)"
         for number, words, hint in HINTS:
             if any(word in f"{type(cause).__name__} {text}" for word in words):
                 return number, f"{text}: {hint}"
-        number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-        return number, text
+        if isinstance(error, OSError) and error.errno:
+            return error.errno, text
+        return errno.EIO, text
 
     def _path(self, key: str) -> str:
         return f"{self._base}/{key}".rstrip("/")
 
     def _object(self, key: str) -> tuple[str, str]:
-        """Bucket and whole name."""
+        """Return bucket and full name."""
         bucket, _, name = f"{self._base}/{key}".partition("/")
         return bucket, name
 
     def _key(self, path: str) -> str:
-        return path[len(self._base) + 1 :] if path.startswith(self._base) else f"/{path}"[len(self._base) + 1 :]
+        if not path.startswith(self._base):  # some file systems drop the first slash
+            path = f"/{path}"
+        return path[len(self._base) + 1 :]
 
     def _make_folder(self, key: str) -> None:
-        """Not on asynchronous file systems, where there are no folders: s3fs would make a bucket, a misspelt one."""
-        if not self.fs.async_impl:
+        """Create the directory of a key, on file systems that have directories."""
+        if not self.fs.async_impl:  # s3fs would create a bucket, such as a misspelt one
             self._call("makedirs", self._path(key).rpartition("/")[0], exist_ok=True)
 
     def _call(
         self, name: str, *args: Any, size: int = 0, since: Callable[[], float] | None = None, **options: Any
     ) -> Any:
-        """Call a method of the file system that moves ``size`` bytes, with a deadline."""
-        fs, timeout = self.fs, self._time_for(size)
+        """Call a method of the file system that transfers ``size`` bytes, with a deadline."""
+        fs = self.fs
+        timeout = self._time_for(size)
         if fs.async_impl:
             return self._calls.run(partial(getattr(fs, f"_{name}"), *args, **options), fs.loop, timeout, since)
         try:
             return self._calls.run(partial(getattr(fs, name), *args, **options), None, timeout, since)
         except TimeoutError:
-            self.__dict__.pop("fs", None)  # the call that was left behind goes on with it, and no other may
+            self.__dict__.pop("fs", None)  # the abandoned call still uses it, and it is not thread-safe
             raise
 
     def _time_for(self, size: int) -> float:
-        """Seconds that a call may take which moves so many bytes."""
-        if self._until is not None:
-            return max(0.0, self._until - _clock.monotonic())
+        """Return the maximum duration in seconds of a call that transfers so many bytes."""
+        if self._deadline is not None:
+            return max(0.0, self._deadline - _clock.monotonic())
         timeout = SILENT_TIMEOUT if self._calls.is_silent else CALL_TIMEOUT
         return timeout + size / MIN_BYTES_PER_SECOND
 
@@ -295,16 +321,18 @@ HINTS = (
       "ConnectionRefused", "Connect call failed"),
      "is the address right, is the server up?"),
 )  # fmt: skip
-"""What to do about errors: errno, words by which they are known, directory_advice. The first that fits counts."""
+"""Remedies: errno, words that identify the error, advice. The first match counts."""
 
 
 def s3(bucket: str, prefix: str = "", **settings: Any) -> Driver:
-    """S3, and what speaks its protocol; raises MissingExtra without s3fs.
+    """Return a driver for S3 and services with its protocol.
 
-    s3fs's own defaults hold 10 parts of 50 MB for each file in memory.
+    Raises:
+        MissingExtra: If s3fs is not installed.
     """
     s3fs = require("s3fs", extra="s3", purpose="a checkpoint store on S3")
-    endpoint, region = settings.get("endpoint_url"), settings.get("region")
+    endpoint = settings.get("endpoint_url")
+    region = settings.get("region")
 
     def make(tries: int) -> Any:
         from aiobotocore.session import AioSession
@@ -323,6 +351,7 @@ def s3(bucket: str, prefix: str = "", **settings: Any) -> Driver:
 
     base = f"{bucket}/{prefix}".rstrip("/")
     secrets = [settings.get(name) or "" for name in ("secret_key", "session_token")]
+    # s3fs's defaults would hold 10 parts of 50 MB in memory for each file.
     options = {"chunksize": PART_BYTES, "max_concurrency": 2}
     return Driver(f"s3://{base}", base, make, secrets=secrets, threads=16, put_options=options)
 
@@ -332,69 +361,78 @@ S3_CONFIG = {
     "request_checksum_calculation": "when_required", "response_checksum_validation": "when_required",
     "s3": {"payload_signing_enabled": False},
 }  # fmt: skip
-"""botocore's own retries stay on: s3fs does not retry a connection that is refused. Every byte that comes back is
+"""Options of botocore. Its retries stay on, as s3fs does not retry a refused connection. Every byte that is read is
 compared with the manifest's digests, so checksums and signed payloads would only cost time."""
 
 
 def _delay_if_busy(response: Any = None, attempts: int = 1, **_: Any) -> float | None:
-    """Return the seconds to the next try of a request that botocore would not try again; None: it decides."""
+    """Return the seconds until the next try of a request that botocore would not retry, or None to let it decide."""
     if response is None or response[0].status_code not in (409, 429) or attempts >= DEFAULT_TRIES:
         return None
     return float(min(0.1 * 2**attempts, 10.0))
 
 
 def gcs(bucket: str, prefix: str = "", endpoint_url: str | None = None, anonymous: bool | None = None) -> Driver:
-    """Google Cloud Storage; raises MissingExtra without gcsfs.
+    """Return a driver for Google Cloud Storage.
 
-    Not ``gcsfs.GCSFileSystem``, whose extended class asks Google's API for the bucket's layout first.
+    Raises:
+        MissingExtra: If gcsfs is not installed.
     """
+    # Not gcsfs.GCSFileSystem, whose extended class first asks Google's API for the layout of the bucket.
     gcsfs = require("gcsfs.core", extra="gcs", purpose="a checkpoint store on Google Cloud Storage")
-    anon = (endpoint_url or "").startswith("http://") if anonymous is None else anonymous
-    options = {"token": "anon" if anon else None, "endpoint_url": endpoint_url, "consistency": "size"}
+    if anonymous is None:  # an http:// endpoint is that of an emulator, without credentials
+        anonymous = (endpoint_url or "").startswith("http://")
+    options = {"token": "anon" if anonymous else None, "endpoint_url": endpoint_url, "consistency": "size"}
     base = f"{bucket}/{prefix}".rstrip("/")
 
-    class Hasty(gcsfs.GCSFileSystem):  # type: ignore[misc, name-defined]
-        """Tries a request three times in four seconds, instead of six times in half a minute."""
+    class ProbingFileSystem(gcsfs.GCSFileSystem):  # type: ignore[misc, name-defined]
+        """File system that tries a request three times in four seconds, instead of six times in half a minute."""
 
         _request = gcsfs.retry_request(retries=PROBE_TRIES)(gcsfs.GCSFileSystem._request.__wrapped__)
 
     def make(tries: int) -> Any:
         logging.getLogger("gcsfs").addFilter(_is_of_others)
-        kind = gcsfs.GCSFileSystem if tries == DEFAULT_TRIES else Hasty
+        kind = gcsfs.GCSFileSystem if tries == DEFAULT_TRIES else ProbingFileSystem
         return kind(**options, use_listings_cache=False, skip_instance_cache=True, loop=library_loop())
 
     return Driver(f"gs://{base}", base, make, threads=16, put_options={"chunksize": PART_BYTES})
 
 
 def _is_of_others(_: logging.LogRecord) -> bool:
-    """Return whether a record is of somebody else's call: what gcsfs logs of ours, with a traceback, is also raised."""
+    """Return whether a log record is about a call of another user of gcsfs; errors of our calls are raised."""
     return threading.current_thread().name != LOOP_THREAD
 
 
 def azure(container: str, prefix: str = "", **settings: Any) -> Driver:
-    """A container of Azure's blob storage; the environment (``AZURE_STORAGE_…``) says what is left out."""
+    """Return a driver for a container of Azure Blob Storage; the environment (``AZURE_STORAGE_…``) provides what is not
+    set.
+
+    Raises:
+        MissingExtra: If adlfs is not installed.
+    """
     options: dict[str, Any] = {"connection_string": settings.get("connection_string")}
     if (url := settings.get("account_url")) is not None:
-        host, credential = urlsplit(url).netloc, settings.get("credential")
+        host = urlsplit(url).netloc
+        credential = settings.get("credential")
         kind = "credential"
         if isinstance(credential, str):
             kind = "sas_token" if "sig=" in credential else "account_key"
         options = {"account_name": host.split(".")[0], "account_host": host, "anon": False, kind: credential}
-    given = {name: value for name, value in options.items() if value is not None}
-    return generic(f"az://{container}/{prefix}".rstrip("/"), given)
+    options = {name: value for name, value in options.items() if value is not None}
+    return generic(f"az://{container}/{prefix}".rstrip("/"), options)
 
 
 def generic(url: str, options: Mapping[str, Any] | None = None, omitted: Collection[str] = ()) -> Driver:
-    """Whatever fsspec has a driver for.
+    """Return a driver for any protocol of fsspec.
 
     Args:
         url: the store.
-        options: those of its file system.
-        omitted: the names of options that a run's record does not keep; errors name them.
+        options: options of its file system.
+        omitted: names of options that a run's record leaves out; errors list them.
 
     Raises:
-        ValueError: no driver has this protocol.
-        MissingExtra: the driver's own package is not installed.
+        ValueError: If no driver has this protocol.
+        MissingExtra: If the driver's package is not installed.
     """
     import fsspec
 
@@ -405,24 +443,26 @@ def generic(url: str, options: Mapping[str, Any] | None = None, omitted: Collect
         kind = fsspec.get_filesystem_class(protocol)
     except ValueError:
         known = ", ".join(sorted(name for name in fsspec.available_protocols() if name != "local"))
-        raise ValueError(f"checkpoint_storage: nothing opens {protocol}://; fsspec knows {known}") from None
+        raise ValueError(f"checkpoint_storage: no driver for {protocol}://; fsspec knows {known}") from None
     except ImportError as e:
         package = (getattr(e.__cause__ or e.__context__ or e, "name", None) or protocol).split(".")[0]
         needs = f"a checkpoint store on {protocol}:// needs {package} ({e}). Install it: pip install {package}"
         raise MissingExtra(needs) from e
-    found = {**kind._get_kwargs_from_urls(url), **(options or {})}
-    secrets = [str(v) for k, v in found.items() if v and is_secret(k)]
+    arguments = {**kind._get_kwargs_from_urls(url), **(options or {})}
+    secrets = [str(v) for k, v in arguments.items() if v and is_secret(k)]
 
     def make(_: int) -> Any:
         own_loop = {"loop": library_loop()} if kind.async_impl else {}
-        return kind(**found, **own_loop, use_listings_cache=False, skip_instance_cache=True)
+        return kind(**arguments, **own_loop, use_listings_cache=False, skip_instance_cache=True)
 
-    base, threads = kind._strip_protocol(url), 16 if kind.async_impl else 1
+    base = kind._strip_protocol(url)
+    threads = 16 if kind.async_impl else 1
     return Driver(without_secrets(url).rstrip("/"), base, make, secrets=secrets, threads=threads, omitted=omitted)
 
 
-async def _look_for_container(service: Any, name: str) -> None:
-    """List one blob of a container: adlfs takes one that it cannot ask about for one that is there."""
+async def _check_container(service: Any, name: str) -> None:
+    """List one blob of a container, or raise FileNotFoundError."""
+    # adlfs takes a container that it may not ask about for one that exists.
     import asyncio
 
     async with service.get_container_client(name) as container:
@@ -440,37 +480,42 @@ async def _look_for_container(service: Any, name: str) -> None:
 
 
 def is_secret(option: str) -> bool:
-    """Return whether an option of this name is shown to nobody."""
+    """Return whether an option of this name is secret."""
     return any(word in option.lower() for word in SECRET)
 
 
 def without_secrets(text: str) -> str:
-    """A text; if it is a URL, without its user's name and password, its query and its fragment."""
+    """Return the text; of a URL, without its user and password, query and fragment."""
     protocol, colon, rest = text.partition("://")
     if not colon:
         return text
     host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
-    user, _, place = host.rpartition("@")
-    return f"{protocol}://{place if ':' in user else host}{slash}{path}"
+    user, _, server = host.rpartition("@")
+    if ":" in user:  # without a password it is not secret: abfs://container@account
+        host = server
+    return f"{protocol}://{host}{slash}{path}"
 
 
 def _callback(on_progress: Callable[[int], None]) -> Any:
+    """Return a callback of fsspec that reports progress."""
     from fsspec.callbacks import Callback
 
-    class Told(Callback):  # type: ignore[misc]
-        told = 0
+    class ProgressCallback(Callback):  # type: ignore[misc]
+        reported = 0
         moved_at = _clock.monotonic()
 
         def call(self, *_: Any, **__: Any) -> None:
-            new, self.told = self.value - self.told, self.value
+            new = self.value - self.reported
+            self.reported = self.value
             if new > 0:
                 self.moved_at = _clock.monotonic()
             on_progress(new)
 
-    return Told()
+    return ProgressCallback()
 
 
 def _modified(info: Mapping[str, Any]) -> float | None:
+    """Return the time of the put of an object, or None if it is unknown."""
     for name in MODIFIED:
         found = info.get(name)
         if isinstance(found, str):

@@ -1,4 +1,7 @@
-"""Who writes, deletes or reads a checkpoint, told by a mark's name, so that what the dead leave can be removed."""
+"""Leases: which process writes, deletes or reads a checkpoint, so that files of dead processes can be collected.
+
+A lease is an entry in a store's staging directory; its name says whose it is.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,19 @@ from pathlib import Path
 from det_core._standalone.processes import start_time
 
 READ_LEASE_PREFIX = "held."
-"""How a reader's mark begins: ``held.<storage_id>.<owner tag>.<random>``."""
+"""Prefix of a reader's lease: ``held.<storage_id>.<owner tag>.<random>``."""
 LEASE_TTL = 24 * 3600.0
-"""Seconds for which the mark of a process on another host, of whom nobody knows whether it lives, counts."""
+"""Seconds after its last renewal for which a lease of another host is valid, as nobody can check that process."""
 UNKNOWN_START_TIME = 0
-"""The start time of a process that lives, but that /proc hides."""
+"""Start time of a live process that /proc hides."""
 
 
 @dataclass(frozen=True)
 class Owner:
     """A process of one restart of a run.
 
-    ``host`` stands for one boot of one kernel and one name space of process ids, so that containers and machines
-    cloned from one image are told apart. ``started`` tells a process from a later one that got its pid.
+    ``host`` identifies one boot of one kernel and one namespace of process IDs, so that containers, and machines cloned
+    from one image, differ. ``started`` distinguishes a process from a later one with the same ID.
     """
 
     run: str
@@ -33,18 +36,19 @@ class Owner:
 
     @classmethod
     def current(cls, run_id: str = "", restart: int = 0) -> Owner:
-        """This process."""
-        host, started = _process(pid := os.getpid())
+        """Return the owner that stands for this process."""
+        pid = os.getpid()
+        host, started = _process(pid)
         return cls(_short_hash(run_id), restart, host, pid, started)
 
     @property
     def tag(self) -> str:
-        """The owner as the end of a mark's name."""
+        """The owner as the end of a lease's name."""
         return f"{self.run}.{self.restart}.{self.host}.{self.pid}.{self.started}"
 
     @classmethod
     def parse(cls, name: str) -> tuple[str, Owner] | None:
-        """Split ``<storage_id>.<tag>``; None if it is no such name. A storage_id may hold dots."""
+        """Split ``<storage_id>.<tag>``, or return None for any other name. A storage ID may contain dots."""
         parts = name.rsplit(".", 5)
         if len(parts) != 6 or not all(p.isdigit() for p in (parts[2], parts[4], parts[5])):
             return None
@@ -52,25 +56,25 @@ class Owner:
         return storage_id, cls(run, int(restart), host, int(pid), int(started))
 
     def is_here(self) -> bool:
-        """Whether it is a process of this host, so that :meth:`is_dead` knows for sure."""
+        """Return whether it is a process of this host, so that :meth:`is_dead` is certain."""
         return self.host == host_id()
 
     def is_dead(self, successor: Owner | None = None) -> bool:
-        """Whether it can never go on: its process is gone, or ``successor`` is a later restart of its run, wherever."""
+        """Return whether its process has ended, or ``successor``, on any host, is a later restart of its run."""
         if successor is not None and self.run == successor.run and self.restart < successor.restart:
             return True
         if not self.is_here():
             return False
-        found = _start_time(self.pid)
-        return found is None or found not in (UNKNOWN_START_TIME, self.started)
+        started = _start_time(self.pid)
+        return started is None or started not in (UNKNOWN_START_TIME, self.started)
 
     def is_valid(self, age: float, successor: Owner | None = None) -> bool:
-        """Whether a mark of this owner, touched ``age`` seconds ago, still stands for something."""
+        """Return whether a lease that was renewed ``age`` seconds ago is valid."""
         return not self.is_dead(successor) and (self.is_here() or age < LEASE_TTL)
 
 
 def parse_read_lease(name: str) -> tuple[str, Owner] | None:
-    """The checkpoint that a reader's mark of this name holds, and for whom; None: it is no such mark."""
+    """Return the checkpoint and the owner of a reader's lease, or None for any other name."""
     return (
         Owner.parse(name[len(READ_LEASE_PREFIX) :].rpartition(".")[0]) if name.startswith(READ_LEASE_PREFIX) else None
     )
@@ -83,13 +87,13 @@ def _short_hash(text: str) -> str:
 
 
 def host_id() -> str:
-    """What tells this machine (rather: this boot of a kernel, and name space of processes) from any other."""
+    """Return the identity of this host: this boot of its kernel and this namespace of process IDs."""
     return _process(os.getpid())[0]
 
 
 @functools.lru_cache(maxsize=1)
 def _process(pid: int) -> tuple[str, int]:
-    """Host and start time of this process, looked up once; a child may be in another name space."""
+    """Return host and start time of this process. Cached by process ID, as a child may be in another namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         host = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,8 +1,9 @@
-"""Which checkpoints of a run stay: pure policies, and the guards that hold whatever a policy says."""
+"""Retention: pure policies that decide which checkpoints of a run stay, and rules that hold whatever a policy says."""
 
 from __future__ import annotations
 
 import abc
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,41 +22,41 @@ class Candidate:
     storage_id: str
     steps_completed: int
     time: float
-    """When it was committed, in seconds since the epoch."""
+    """Time of the commit in seconds since the epoch."""
     restart: int = 0
     ordinal: int = 0
-    """Counts the checkpoints of one restart."""
+    """Number of the checkpoint among those of its restart."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of :attr:`RetentionPolicy.metrics` that are known of it."""
+    """Known values of :attr:`RetentionPolicy.metrics`."""
     run_id: str = ""
     damaged: bool = False
-    """Whether it is known that files of it are missing or have another size."""
+    """Whether files are known to be missing or to have another size."""
 
     @property
     def age(self) -> tuple[int, int, float, str]:
-        """Sorts from the oldest to the newest of a run, by its restarts and not by its clock, which may jump."""
+        """Sort key from the oldest to the newest of a run, by restarts first and not by the clock, which may jump."""
         return self.restart, self.ordinal, self.time, self.storage_id
 
 
 class RetentionPolicy(abc.ABC):
-    """Says which checkpoints of a run stay. ``a | b`` keeps what either keeps."""
+    """Policy that decides which checkpoints of a run stay. ``a | b`` keeps what either keeps."""
 
     @property
     def metrics(self) -> frozenset[str]:
-        """The validation metrics that it decides by; only they are looked up."""
+        """Validation metrics that the policy needs; others are not looked up."""
         return frozenset()
 
     @abc.abstractmethod
     def keep(self, candidates: Sequence[Candidate], now: float) -> set[str]:
-        """The storage_ids of those that stay.
+        """Return the storage IDs to keep.
 
         Args:
             candidates: all complete checkpoints of one run, in any order.
-            now: the time, in seconds since the epoch.
+            now: current time in seconds since the epoch.
         """
 
     def parts(self) -> tuple[RetentionPolicy, ...]:
-        """The policies that this is a union of."""
+        """Return the policies that this one is a union of."""
         return (self,)
 
     def __or__(self, other: object) -> AnyOf:
@@ -64,7 +65,7 @@ class RetentionPolicy(abc.ABC):
 
 @dataclass(frozen=True)
 class KeepLatest(RetentionPolicy):
-    """Keeps the newest ``n``."""
+    """Keep the newest ``n``."""
 
     n: int
 
@@ -72,24 +73,26 @@ class KeepLatest(RetentionPolicy):
         _check_count("KeepLatest(n)", self.n)
 
     def __str__(self) -> str:
-        return "the latest" if self.n == 1 else f"the latest {self.n}"
+        if self.n == 1:
+            return "the latest"
+        return f"the latest {self.n}"
 
     def keep(self, candidates: Sequence[Candidate], now: float) -> set[str]:
-        """The last to be committed."""
+        """Return the last ``n`` that were committed."""
         return _ids(sorted(candidates, key=lambda c: c.age)[-self.n :])
 
 
 @dataclass(frozen=True)
 class KeepBest(RetentionPolicy):
-    """Keeps the ``n`` with the best value of a metric; of equal ones the newer.
+    """Keep the ``n`` with the best value of a metric; of equal ones the newer.
 
     A checkpoint's value is the validation metric reported for its ``steps_completed``, else a number of that name in
     its own metadata. One without a value, or with NaN, is never among the best.
 
     Args:
-        n: how many.
-        metric: its name; ``a.b`` for a metric ``b`` within ``a``.
-        smaller_is_better: which end is best.
+        n: number of checkpoints.
+        metric: name of the metric; ``a.b`` for a metric ``b`` within ``a``.
+        smaller_is_better: whether the smallest value is the best.
     """
 
     n: int
@@ -99,13 +102,16 @@ class KeepBest(RetentionPolicy):
     def __post_init__(self) -> None:
         _check_count("KeepBest(n)", self.n)
         if not isinstance(self.metric, str) or not self.metric:
-            raise ValueError(f"KeepBest(metric={self.metric!r}): give it the name of a validation metric")
+            raise ValueError(f"KeepBest(metric={self.metric!r}): expected the name of a validation metric")
         if not isinstance(self.smaller_is_better, bool):
-            raise ValueError(f"KeepBest(smaller_is_better={self.smaller_is_better!r}): it must be True or False")
+            raise ValueError(f"KeepBest(smaller_is_better={self.smaller_is_better!r}): expected True or False")
 
     def __str__(self) -> str:
-        best = "the best" if self.n == 1 else f"the best {self.n}"
-        return f"{best} by {'smallest' if self.smaller_is_better else 'largest'} {self.metric}"
+        best = "the best"
+        if self.n > 1:
+            best += f" {self.n}"
+        order = "smallest" if self.smaller_is_better else "largest"
+        return f"{best} by {order} {self.metric}"
 
     @property
     def metrics(self) -> frozenset[str]:
@@ -113,17 +119,16 @@ class KeepBest(RetentionPolicy):
         return frozenset([self.metric])
 
     def keep(self, candidates: Sequence[Candidate], now: float) -> set[str]:
-        """Those with the best values."""
+        """Return the ``n`` with the best values."""
         sign = -1 if self.smaller_is_better else 1
-        having = [
-            c for c in candidates if self.metric in c.metrics and c.metrics[self.metric] == c.metrics[self.metric]
-        ]
-        return _ids(sorted(having, key=lambda c: (sign * c.metrics[self.metric], c.age))[-self.n :])
+        # NaN sorts anywhere.
+        valued = [c for c in candidates if not math.isnan(c.metrics.get(self.metric, math.nan))]
+        return _ids(sorted(valued, key=lambda c: (sign * c.metrics[self.metric], c.age))[-self.n :])
 
 
 @dataclass(frozen=True)
 class KeepEvery(RetentionPolicy):
-    """Keeps, of each ``steps`` steps, the first checkpoint at or after the multiple; and one of step 0.
+    """Keep, of each ``steps`` steps, the first checkpoint at or after the multiple, and one of step 0.
 
     With ``KeepEvery(1000)`` and checkpoints of the steps 600, 1200, 1800, 2400 these are 1200 and 2400.
     """
@@ -137,7 +142,7 @@ class KeepEvery(RetentionPolicy):
         return f"every {self.steps} steps"
 
     def keep(self, candidates: Sequence[Candidate], now: float) -> set[str]:
-        """The first after each multiple; of those with equal steps the newest."""
+        """Return the first at or after each multiple; of several with equal steps the newest."""
         first: dict[int, Candidate] = {}
         for c in sorted(candidates, key=lambda c: c.age, reverse=True):
             multiple = c.steps_completed // self.steps
@@ -150,7 +155,7 @@ class KeepEvery(RetentionPolicy):
 
 @dataclass(frozen=True)
 class KeepWithin(RetentionPolicy):
-    """Keeps those committed within a duration before now.
+    """Keep those committed within a duration before now.
 
     Args:
         duration: seconds, a text such as ``"7d"`` or ``"1d 12h"`` (s, m, h, d, w), or a timedelta.
@@ -169,20 +174,20 @@ class KeepWithin(RetentionPolicy):
         return f"newer than {seconds / SECONDS[unit]:g}{unit}"
 
     def keep(self, candidates: Sequence[Candidate], now: float) -> set[str]:
-        """Those that are not older; one whose time is yet to come is not."""
+        """Return those that are not older, including any from the future."""
         since = now - duration_seconds(self.duration)
         return _ids(c for c in candidates if c.time >= since)
 
 
 @dataclass(frozen=True, init=False)
 class AnyOf(RetentionPolicy):
-    """Keeps what any of several policies keeps; also written ``a | b``."""
+    """Keep what any of several policies keeps; also written ``a | b``."""
 
     policies: tuple[RetentionPolicy, ...]
 
     def __init__(self, *policies: RetentionPolicy) -> None:
         if not policies:
-            raise ValueError("AnyOf() needs at least one policy: without any, nothing would stay")
+            raise ValueError("AnyOf() needs at least one policy: without any it would delete every checkpoint")
         for policy in policies:
             check_policy(policy)
         object.__setattr__(self, "policies", tuple(part for policy in policies for part in policy.parts()))
@@ -195,26 +200,26 @@ class AnyOf(RetentionPolicy):
 
     @property
     def metrics(self) -> frozenset[str]:
-        """The metrics of all of them."""
+        """The metrics of all policies."""
         return frozenset().union(*(policy.metrics for policy in self.policies))
 
     def keep(self, candidates: Sequence[Candidate], now: float) -> set[str]:
-        """The union."""
+        """Return the union."""
         return set().union(*(policy.keep(candidates, now) for policy in self.policies))
 
     def parts(self) -> tuple[RetentionPolicy, ...]:
-        """The policies, those within another AnyOf too."""
+        """Return the policies, including those of a nested AnyOf."""
         return self.policies
 
 
 class RetentionDecision(NamedTuple):
-    """What is to become of a checkpoint."""
+    """Decision on one checkpoint."""
 
     candidate: Candidate
     reasons: tuple[str, ...]
-    """Why it stays: policies and guards; none: it goes."""
+    """Policies and rules by which it stays; empty if it is to be deleted."""
     unknown: tuple[str, ...] = ()
-    """Those of the reasons that name a metric which no checkpoint has."""
+    """The reasons about a metric that no checkpoint has."""
 
 
 def evaluate(
@@ -222,49 +227,49 @@ def evaluate(
 ) -> list[RetentionDecision]:
     """Decide on each checkpoint, oldest first.
 
-    Whatever the policy says, these stay: the newest that is not known to be damaged (and all, if there is none), one
-    that a process reads, and what is of another run. Those of other runs are not counted either. And as long as no
-    checkpoint has a metric that the policy decides by, all stay: it may be misspelt, or none was validated yet.
+    Whatever the policy says, these stay: the newest that is not known to be damaged (and all, if every one is), those
+    that a process reads, and those of other runs, which are not counted either. If no checkpoint has a metric that the
+    policy
+    needs, all stay: its name may be misspelt, or none was validated yet.
 
     Args:
-        policy: what the user wants.
-        candidates: complete checkpoints, in any order. One without a manifest is no candidate.
-        run_id: the run that they are to be of.
-        in_use: the storage_ids that processes read.
-        now: the time, in seconds since the epoch.
+        policy: the user's policy.
+        candidates: complete checkpoints with a manifest, in any order.
+        run_id: ID of the run whose checkpoints are decided on.
+        in_use: storage IDs that processes read.
+        now: current time in seconds since the epoch.
     """
+    # Several runs may share a store, and each has its own policy.
     own = sorted((c for c in candidates if c.run_id == run_id), key=lambda c: c.age)
     kept = [(str(part), part.keep(own, now)) for part in policy.parts()]
-    known = {name for c in own for name, value in c.metrics.items() if value == value}
+    known = {name for c in own for name, value in c.metrics.items() if not math.isnan(value)}
     unknown = tuple(f"no checkpoint has the metric {name}" for name in sorted(policy.metrics - known))
     newest = next((c.storage_id for c in reversed(own) if not c.damaged), None)
-    verdicts = []
+    decisions = []
     for c in own:
         reasons = [*(reason for reason, ids in kept if c.storage_id in ids), *unknown]
         if newest is None:
-            reasons.append("no checkpoint of the run is whole")
+            reasons.append("every checkpoint of the run is damaged")
         elif c.storage_id == newest:
-            reasons.append("the newest that is whole")
+            reasons.append("the newest that is intact")
         if c.storage_id in in_use:
             reasons.append("in use")
-        verdicts.append(RetentionDecision(c, tuple(reasons), unknown))
+        decisions.append(RetentionDecision(c, tuple(reasons), unknown))
     others = sorted((c for c in candidates if c.run_id != run_id), key=lambda c: (c.run_id, c.age))
-    return [RetentionDecision(c, ("of another run",)) for c in others] + verdicts
+    return [RetentionDecision(c, ("of another run",)) for c in others] + decisions
 
 
 def check_policy(policy: object) -> None:
-    """Raise TypeError, with an example, if ``policy`` is none."""
+    """Raise TypeError, with an example, if ``policy`` is not a retention policy."""
     if not isinstance(policy, RetentionPolicy):
-        raise TypeError(
-            f"{policy!r} is no retention policy: give it for example core.KeepLatest(3) | core.KeepEvery(1000)"
-        )
+        raise TypeError(f"retention={policy!r}: expected a policy such as core.KeepLatest(3) | core.KeepEvery(1000)")
 
 
 def duration_seconds(duration: float | str | timedelta) -> float:
-    """A duration in seconds.
+    """Return a duration in seconds.
 
     Raises:
-        ValueError: it is none, or not above 0.
+        ValueError: If it is not a duration above 0.
     """
     seconds = -1.0
     if isinstance(duration, timedelta):
@@ -275,14 +280,14 @@ def duration_seconds(duration: float | str | timedelta) -> float:
         seconds = duration
     if not 0 < seconds < float("inf"):
         raise ValueError(
-            f"{duration!r} is no duration: give it seconds, a timedelta, or a text such as '90m', '12h', '7d' or '2w'"
+            f"{duration!r} is not a duration: expected seconds, a timedelta, or a text such as '90m', '12h', '7d', '2w'"
         )
     return seconds
 
 
 def _check_count(what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{what} is {value!r}: it must be an integer of at least 1")
+        raise ValueError(f"{what} is {value!r}: expected an integer of at least 1")
 
 
 def _ids(candidates: Iterable[Candidate]) -> set[str]:

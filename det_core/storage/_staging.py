@@ -1,4 +1,4 @@
-"""A checkpoint that is being written, as one rank sees it: the seam between who saves and where the bytes go."""
+"""A checkpoint that is being written, as one rank sees it: the interface between writers and stores."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from det_core.storage._scan import Listing
 from det_core.storage._threads import Progress
 
 LEASE_RENEW_INTERVAL = 3600.0
-"""Seconds after which a writer touches its mark again, so that it is not taken for given up after a day."""
+"""Seconds between two renewals of a writer's lease, which is valid for a day."""
 
 
 class Staging(ABC):
-    """A checkpoint being written, as one rank sees it. Not listed before :meth:`commit`, and gone after :meth:`abort`.
+    """A checkpoint that is being written. It is listed after :meth:`commit`, and removed by :meth:`abort`.
 
-    One rank makes it with :meth:`Store.begin`; the others join by its ticket. Each rank either puts a folder it has
-    read (:meth:`put`), or writes into its own :attr:`path`, scans what it has written (:meth:`scan_written`) and
-    seals it (:meth:`seal`). At last the first rank commits.
+    One rank creates it by :meth:`Store.begin`; the others join by its ticket. Each rank either puts a directory of the
+    user (:meth:`put`), or writes into its own :attr:`path`, scans what it has written (:meth:`scan_written`) and seals
+    it (:meth:`seal`). Finally the first rank commits.
 
     Attributes:
         storage_id: the checkpoint's name.
-        ticket: what the other ranks join with; also the name of the mark.
+        ticket: the name by which other ranks join, and that of the lease.
     """
 
     storage_id: str
@@ -36,82 +36,87 @@ class Staging(ABC):
     @property
     @abstractmethod
     def path(self) -> Path:
-        """A folder of this rank alone, on this machine, to write files into."""
+        """Local directory for the files of this rank alone."""
 
     def start(self) -> None:  # noqa: B027
-        """Do what comes before the first file is put, on the first rank before the others. Again it does nothing.
+        """Prepare the store for the first file, on the first rank before all others. Starting twice has no effect.
 
         A single writer need not call it.
 
         Raises:
-            StorageError: the store refused.
+            StorageError: If the store refused.
         """
 
     @abstractmethod
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Copy the files of a foreign folder in, durably; returns size and digests by path."""
+        """Copy the files of a user's directory in, durably, and return their manifest entries by path."""
 
     @abstractmethod
     def scan_written(self) -> Listing:
-        """What lies in :attr:`path`, made fit to be taken.
+        """Scan :attr:`path`, replacing links by copies.
 
-        Names at its top that are ours are removed. Links, and files that have other names, become copies, so that
-        nobody else has a hand on the bytes; so no source of the listing is ``shared`` and it has no ``links``.
+        Reserved names at its top are removed. Links, and files that have other names, become copies, so that nobody
+        else can change their bytes; in the listing no source is ``shared``, and there are no ``links``.
 
         Raises:
-            ValueError: a link leads out of the folder, or there is what no checkpoint can hold.
-            CheckpointError: the folder is gone.
+            ValueError: If a link leads out of the directory, or an entry cannot be in a checkpoint.
+            CheckpointError: If the directory was removed.
         """
 
     @abstractmethod
     def seal(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Make files that lie in :attr:`path` part of the checkpoint, durably; returns size and digests by path.
+        """Move files of :attr:`path` into the checkpoint, durably, and return their manifest entries by path.
 
-        Called once, with what :meth:`scan_written` gave, but for the files that another rank brings. One pass over the
-        bytes.
+        Called once, with the result of :meth:`scan_written` less the files that another rank brings. Reads the bytes
+        once.
         """
 
     @abstractmethod
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
     ) -> Manifest:
-        """Write metadata.json and the manifest and make the checkpoint listed, in one step.
+        """Write metadata.json and the manifest, and list the checkpoint, in one step.
 
         Raises:
-            CheckpointError: somebody collected what was put, as its mark had not been touched for a day.
-            StorageError: the store refused, or has a checkpoint of that id.
+            CheckpointError: If the files were collected, as the lease had not been renewed for a day.
+            StorageError: If the store refused, or has a checkpoint of that ID.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Give the checkpoint up: on the first rank every byte is removed. Called again it does nothing.
+        """Abort the checkpoint: the first rank removes every byte. Aborting twice has no effect.
 
-        On another rank what it alone has is removed, as a folder of this machine, and what it did not finish to put.
-        It calls this in the end whatever became of the checkpoint, which stays as it is if it was committed.
+        Other ranks remove their local files and unfinished uploads. They call it at the end in any case; a committed
+        checkpoint stays as it is.
         """
 
     @abstractmethod
     def _touch(self) -> None:
-        """Touch the mark; raises as :meth:`_lease_lost` says if it is gone."""
+        """Renew the lease.
+
+        Raises:
+            CheckpointError: If it was removed.
+        """
 
     def _renew_lease(self) -> None:
-        """Touch the mark, if that was not done for an hour."""
+        """Renew the lease if that was not done for an hour."""
         if _clock.monotonic() - self._touched > LEASE_RENEW_INTERVAL:
             self._touch()
             self._touched = _clock.monotonic()
 
     def _renewing(self, progress: Progress | None) -> Progress:
-        """``progress``, which also keeps the mark young."""
+        """Return ``progress`` extended by the renewal of the lease."""
 
-        def told(done: int) -> None:
+        def report(done: int) -> None:
             self._renew_lease()
             if progress is not None:
                 progress(done)
 
-        return told
+        return report
 
     def _lease_lost(self) -> CheckpointError:
+        """Return the error of a checkpoint whose files were collected."""
         return CheckpointError(
-            f"checkpoint {self.storage_id} cannot be saved: what was written of it was removed meanwhile, by a "
-            "restart of its run, or as nobody had touched it for 24 hours"
+            f"checkpoint {self.storage_id} cannot be saved: its files were removed meanwhile, by a restart of its run, "
+            "or as its lease had not been renewed for 24 hours"
         )

@@ -1,11 +1,11 @@
-"""What a checkpoint store is: the seam between whoever saves and restores, and wherever the bytes lie.
+"""The interface of checkpoint stores, between those who save and restore and the place of the bytes.
 
 ::
 
     <root>/<storage_id>/…                                 a checkpoint: a directory is renamed to here,
-                                                          in an object store its manifest comes last
-    <root>/.det_core-tmp/<storage_id>.<owner>             somebody writes or deletes this checkpoint
-    <root>/.det_core-tmp/held.<storage_id>.<owner>.<…>    somebody reads it
+                                                          in an object store its manifest is put last
+    <root>/.det_core-tmp/<storage_id>.<owner>             lease: a process writes or deletes this checkpoint
+    <root>/.det_core-tmp/held.<storage_id>.<owner>.<…>    lease: a process reads it
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -39,66 +40,64 @@ from det_core.storage._threads import Progress, map_threads
 
 log = logging.getLogger("det_core.storage")
 ALL_FILES = ("**/*",)
-"""The globs that delete a whole checkpoint."""
-PROBE_PREFIX, TEMP_PREFIX = "probe.", "beside."
-"""How other names aside begin."""
+"""Globs that delete a whole checkpoint."""
+PROBE_PREFIX = "probe."
+"""Prefix of probes in the staging directory."""
+TEMP_PREFIX = "beside."
+"""Prefix of files in the staging directory that will replace others."""
 _PROBE_TEXT = b"det_core writes this to see whether it can, and removes it\n"
 
 
 class Store(ABC):
-    """Where checkpoints lie, each in one folder named by its storage_id.
+    """A place for checkpoints, each in one directory named by its storage ID.
 
-    A store promises that a checkpoint is listed when every byte of it is safe, and not before; that what is deleted
-    stops being listed first; and that what the dead leave half done is never listed, and is collected. Callers may use
-    one store from several threads, and several stores, in several processes and on several hosts, at one place.
+    A store guarantees that a checkpoint is listed once every byte of it is safe, and not before; that a deleted one is
+    no longer listed before its bytes are removed; and that unfinished files of dead processes are never listed, and are
+    collected. Several threads may share a store; several stores, processes and hosts may share a place.
 
-    A subclass says how to read, write, remove and list (the methods with an underscore), and how a checkpoint is
-    written (:meth:`begin`), read (:meth:`_checkpoint`) and taken apart. ``tests/support`` has the suite that it is to
-    pass.
+    A subclass implements reading, writing, removing and listing of files (the methods with an underscore), and how a
+    checkpoint is written (:meth:`begin`), read (:meth:`_checkpoint`) and removed. It must pass the suite in
+    ``tests/support``.
 
     Attributes:
-        root: where it is, as messages name it: without secrets.
-        disk: this machine's file system, also for the folders that scripts give.
+        root: the place, as messages show it: without secrets.
+        disk: the local file system, also for directories of the user.
     """
 
     root: str
     disk: Disk
     _threads = 1
-    """How many small requests are worth having in flight."""
+    """Number of small requests that are worth having in flight."""
 
     def __init__(self) -> None:
         self._headers: dict[str, Header] = {}
         self._warned_unverified: set[str] = set()
-        """Checkpoints of which was said that they are unverified."""
         self._warned_unlisted: set[str] = set()
-        """Checkpoints of which was said that they are not listed."""
         self._abandoned: set[str] = set()
-        """Marks of this process that nobody stands behind any more."""
+        """Leases of this process whose checkpoints it has abandoned; as it is alive, they would be valid otherwise."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.root!r})"
 
-    # Writing.
-
     @abstractmethod
     def begin(self, storage_id: str, owner: Owner) -> Staging:
-        """Start a checkpoint; before the first of ``owner``, what its run left behind unfinished is collected.
+        """Begin a checkpoint; before the first of ``owner``, collect the unfinished ones of its run.
 
         Raises:
-            StorageError: the store refused, or has a checkpoint of that id, which some only see at the commit.
+            StorageError: If the store refused, or has a checkpoint of that ID; some stores detect that at the commit.
         """
 
     @abstractmethod
     def join(self, ticket: str, part: int) -> Staging:
-        """The staging of another rank; ``part`` is this rank.
+        """Join a checkpoint that another rank began; ``part`` is this rank.
 
         Raises:
-            StorageError: this process does not see what that one made, as on a folder that is not shared.
+            StorageError: If this process does not see that rank's files, as in a directory that is not shared.
         """
 
     @abstractmethod
     def put_file(self, source: Path, name: str) -> None:
-        """Copy one local file to ``<root>/<name>``, beside the checkpoints, in place of what is there, in one step.
+        """Copy one local file to ``<root>/<name>``, beside the checkpoints, replacing an existing one in one step.
 
         Args:
             source: the file.
@@ -107,24 +106,22 @@ class Store(ABC):
 
     @abstractmethod
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder that :meth:`put_file` has filled. One that is not there is no error.
+        """Remove a directory of files of :meth:`put_file`. A missing one is not an error.
 
         Args:
             folder: a relative POSIX path.
         """
 
-    # Reading.
-
     def open(self, storage_id: str, manifest: Manifest | None = None) -> StoredCheckpoint:
-        """Look a checkpoint up. One without a manifest, written by others, is accepted, and logged once as unverified.
+        """Return a checkpoint. One without a manifest, from another program, is logged once as unverified.
 
         Args:
             storage_id: its name.
-            manifest: what another rank read, so that this one need not.
+            manifest: its manifest, if another rank has read it.
 
         Raises:
-            CheckpointNotFound: there is none of that id, or it is being written or deleted.
-            CheckpointCorrupt: its manifest cannot be used.
+            CheckpointNotFound: If no checkpoint has this ID, or it is being written or deleted.
+            CheckpointCorrupt: If its manifest is damaged.
         """
         check_storage_id(storage_id)
         manifest = manifest or self._manifest(storage_id)
@@ -137,24 +134,24 @@ class Store(ABC):
         return self._checkpoint(storage_id, manifest)
 
     def list(self, run_id: str | None = None) -> list[Header]:
-        """The complete checkpoints, of one run or of all, oldest to newest within a run.
+        """Return the complete checkpoints of one run or of all, oldest to newest within a run.
 
-        One whose manifest is damaged or cannot be read is logged, once, and left out: a store may be shared, and what
-        is wrong with one checkpoint concerns nobody who does not read it. Of a manifest that is read for the first time
-        it takes the first bytes, of others, whose header never changes, none.
+        One whose manifest is damaged or cannot be read is logged once and left out: a store may be shared, and a faulty
+        checkpoint must not affect those who do not read it.
         """
         names = self._names()
         if self._headers:
+            # A header never changes, but a deleted checkpoint may be replaced by another one of its ID.
             for storage_id in self._in_progress().union(self._headers.keys() - set(names)):
                 self._headers.pop(storage_id, None)
         found = map_threads(self._header, names, self._threads)
         return sorted(header for header in found if header is not None and run_id in (None, header.run_id))
 
     def list_again(self, headers: Collection[Header]) -> builtins.list[Header]:
-        """Those of ``headers`` that are complete checkpoints still, oldest to newest within a run.
+        """Return those of ``headers`` that are still complete checkpoints, oldest to newest within a run.
 
-        Each is looked up anew, by one small read. What else the store has is not asked about: with 2,000 checkpoints
-        of other runs on a server on loopback, 30 ms for four, where the first :meth:`list` takes 20 s.
+        Each costs one small read, and other checkpoints of the store none: with 2,000 of them on a server on loopback,
+        30 ms for four, compared to 20 s of the first :meth:`list`.
         """
         names = [header.storage_id for header in headers]
         for storage_id in names:
@@ -163,39 +160,38 @@ class Store(ABC):
 
     @contextmanager
     def read_lease(self, storage_id: str, owner: Owner) -> Iterator[None]:
-        """While it lasts, :meth:`in_use` of every process names the checkpoint.
+        """Let :meth:`in_use` of every process include the checkpoint during the block.
 
-        A store that may not be written to lets the reader through without a mark, and says so in the debug log.
+        In a store that cannot be written the checkpoint is read without a lease, which the debug log records.
         """
-        mark = f"{STAGING_DIR}/{READ_LEASE_PREFIX}{check_storage_id(storage_id)}.{owner.tag}.{os.urandom(6).hex()}"
+        name = f"{READ_LEASE_PREFIX}{check_storage_id(storage_id)}.{owner.tag}.{os.urandom(6).hex()}"
+        lease = f"{STAGING_DIR}/{name}"
         try:
-            self._write(mark, b"", durable=False)
+            self._write(lease, b"", durable=False)
         except StorageError as e:
-            log.debug("checkpoint %s is read without a mark that it is in use: %s", storage_id, e)
+            log.debug("reading checkpoint %s without a lease: %s", storage_id, e)
             yield
             return
         try:
             yield
         finally:
             try:
-                self._remove([mark])
+                self._remove([lease])
             except StorageError as e:
-                log.warning("the mark that checkpoint %s is in use stays, until this process ends: %s", storage_id, e)
+                log.warning("checkpoint %s counts as in use until this process ends: %s", storage_id, e)
 
     def in_use(self) -> set[str]:
-        """The checkpoints that a living process holds.
+        """Return the checkpoints that live processes read.
 
-        A holder on another host, of whom nobody knows whether it lives, counts for 24 hours.
+        A lease of another host, whose processes cannot be checked, is valid for 24 hours.
         """
-        marks = ((parse_read_lease(name), age) for name, age in self._list_leases().items())
-        return {held[0] for held, age in marks if held is not None and held[1].is_valid(age)}
-
-    # Deleting.
+        leases = [(parse_read_lease(name), age) for name, age in self._list_leases().items()]
+        return {lease[0] for lease, age in leases if lease is not None and lease[1].is_valid(age)}
 
     def delete(self, storage_id: str, globs: Sequence[str] = ALL_FILES) -> dict[str, int]:
-        """Delete what matches; returns what is left, as resources. One that is not there is no error.
+        """Delete the files that match, and return the rest as resources. A missing checkpoint is not an error.
 
-        What is deleted stops being listed first.
+        They are no longer listed before their bytes are removed.
         """
         check_storage_id(storage_id)
         if not any(glob in ALL_FILES for glob in globs):
@@ -204,126 +200,130 @@ class Store(ABC):
             except CheckpointNotFound:
                 return {}
             patterns = [glob_pattern(glob) for glob in globs]
-            gone = [p for p in checkpoint.manifest.files if any(pattern.fullmatch(p) for pattern in patterns)]
-            if len(gone) < len(checkpoint.manifest.files):
-                return checkpoint.remove(gone)
+            matching = [p for p in checkpoint.manifest.files if any(pattern.fullmatch(p) for pattern in patterns)]
+            if len(matching) < len(checkpoint.manifest.files):
+                return checkpoint.remove(matching)
         self._headers.pop(storage_id, None)
         self._delete_whole(storage_id)
         return {}
 
     def collect(self, owner: Owner | None = None) -> builtins.list[str]:
-        """Remove what writers and deleters that are dead left unfinished, and marks of dead readers.
+        """Remove unfinished files of dead writers and deleters, and leases of dead readers.
 
-        A writer on another host, of whom nobody knows whether it lives, is taken for dead 24 hours after it last
-        touched its mark; should it live, its commit fails.
+        A writer on another host, which cannot be checked, counts as dead 24 hours after it last renewed its lease; if
+        it lives, its commit fails.
 
         Args:
-            owner: who collects: earlier restarts of its run count as dead, wherever they ran.
+            owner: the collecting process; earlier restarts of its run count as dead on any host.
 
         Returns:
-            the storage_ids of what was unfinished.
+            The storage IDs of the unfinished checkpoints.
         """
-        useless: builtins.list[str] = []
-        living: set[str] = set()
+        expired: builtins.list[str] = []
+        live: set[str] = set()
         dead: dict[str, builtins.list[str]] = {}
         for name, age in self._list_leases().items():
-            if (held := parse_read_lease(name)) is not None:
-                useless += [] if held[1].is_valid(age) else [name]
+            if (lease := parse_read_lease(name)) is not None:
+                if not lease[1].is_valid(age):
+                    expired.append(name)
             elif name.startswith((PROBE_PREFIX, TEMP_PREFIX)):
-                useless += [name] if age > LEASE_TTL else []
+                if age > LEASE_TTL:
+                    expired.append(name)
             elif (parsed := Owner.parse(name)) is not None:
-                # What this process began to delete, any of its threads may finish: it is all the same who removes it.
-                over = name in self._abandoned or parsed[1] == Owner.current() or not parsed[1].is_valid(age, owner)
-                if over:
-                    dead.setdefault(parsed[0], []).append(name)
+                storage_id, holder = parsed
+                # Owner.current() has no run: it deletes. Any thread of this process may finish that.
+                is_own_deletion = holder == Owner.current()
+                if name in self._abandoned or is_own_deletion or not holder.is_valid(age, owner):
+                    dead.setdefault(storage_id, []).append(name)
                 else:
-                    living.add(parsed[0])
-        self._remove([f"{STAGING_DIR}/{name}" for name in useless])
-        return sorted(i for i, names in dead.items() if i not in living and self._discard(i, names))
-
-    # Whether it works.
+                    live.add(storage_id)
+        self._remove([f"{STAGING_DIR}/{name}" for name in expired])
+        return sorted(i for i, names in dead.items() if i not in live and self._discard(i, names))
 
     def check_writable(self) -> None:
         """Write, read back, list and delete a probe.
 
         Raises:
-            StorageError: that does not work; one line says what is wrong and what to do.
+            StorageError: If a step fails; the message has cause and remedy.
         """
         name = f"{PROBE_PREFIX}{os.urandom(8).hex()}"
         path = f"{STAGING_DIR}/{name}"
         try:
             self._write(path, _PROBE_TEXT)
             if self._read(path) != _PROBE_TEXT or name not in self._list_leases():
-                raise StorageError(5, f"{self._label}: cannot read back {path}: what was just written is not there")
+                text = f"{self._label}: cannot read back {path}: it is not there after it was written"
+                raise StorageError(errno.EIO, text)
         except BaseException:
-            with contextlib.suppress(StorageError):  # what is under way says more
+            with contextlib.suppress(StorageError):  # the first error says more
                 self._remove([path])
             raise
         self._remove([path])
 
     def check_reachable(self) -> None:  # noqa: B027
-        """See that there is a place for checkpoints at all, without writing; a folder need not be there yet.
+        """Check that the place can be reached, without writing; a directory need not exist yet.
 
         Raises:
-            StorageError: it cannot be reached, or its bucket does not exist.
+            StorageError: If it cannot be reached, or its bucket does not exist.
         """
 
     def limit(self, deadline: Callable[[], float | None]) -> None:  # noqa: B027
-        """Let no request to a service last longer than until ``deadline()``, whatever becomes of it.
+        """Let no request to a service last beyond ``deadline()``, at the cost of its failure.
 
         Args:
-            deadline: gives a moment on the monotonic clock, None while there is no limit; asked again and again.
+            deadline: returns a moment on the monotonic clock, or None without a limit; called repeatedly.
         """
 
     def close(self) -> None:  # noqa: B027
-        """Give back connections and threads, if there are any. A later call makes new ones."""
+        """Close connections and threads. A later call opens new ones."""
 
-    # What a subclass says.
+    # For subclasses to implement.
 
     @abstractmethod
     def _read(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
-        """The bytes of a file below the root from ``start`` to ``end``; None: it is not there.
+        """Return the bytes of a file below the root from ``start`` to ``end``, or None if it does not exist.
 
-        A negative ``start`` without an ``end`` means that many of the last bytes.
+        A negative ``start`` without an ``end`` stands for that many of the last bytes.
         """
 
     @abstractmethod
     def _write(self, path: str, data: bytes, *, durable: bool = True) -> None:
-        """Put a small file in place of one that may be there, in one step. A mark need not be durable."""
+        """Write a small file in one step, replacing an existing one. A lease need not be durable."""
 
     @abstractmethod
     def _remove(self, paths: Collection[str]) -> None:
-        """Remove files, and folders (ending in a slash) if they are empty; what is not there is no error."""
+        """Remove files, and directories (ending in a slash) if they are empty; missing ones are not an error."""
 
     @abstractmethod
     def _names(self) -> builtins.list[str]:
-        """The folders in the root that may be checkpoints."""
+        """Return the directories in the root that may be checkpoints."""
 
     @abstractmethod
     def _list_leases(self) -> dict[str, float]:
-        """What lies aside: its name, and how many seconds ago it was written or touched."""
+        """Return the names in the staging directory with the seconds since each was written or renewed."""
 
     @abstractmethod
     def _contents(self, storage_id: str) -> Manifest | None:
-        """What lies in a folder that has no manifest; None: nothing, or it is being written or deleted.
+        """Return a manifest for a directory without one, or None if it does not exist, or is being written or deleted.
 
         Raises:
-            CheckpointCorrupt: there is what cannot be read as a checkpoint.
+            CheckpointCorrupt: If its content cannot be that of a checkpoint.
         """
 
     @abstractmethod
     def _checkpoint(self, storage_id: str, manifest: Manifest) -> StoredCheckpoint:
-        """The reader of a checkpoint; raises CheckpointNotFound if this process does not see it."""
+        """Return the reader of a checkpoint.
+
+        Raises:
+            CheckpointNotFound: If this process does not see it.
+        """
 
     @abstractmethod
     def _delete_whole(self, storage_id: str) -> None:
-        """Delete a checkpoint, so that it stops being listed first, and whoever collects can finish it."""
+        """Delete a checkpoint: unlist it first, and leave a lease by which it is collected if this process dies."""
 
     @abstractmethod
-    def _discard(self, storage_id: str, marks: Collection[str]) -> bool:
-        """Remove what dead writers and deleters left, and then their marks; whether there was something unfinished."""
-
-    # Common.
+    def _discard(self, storage_id: str, leases: Collection[str]) -> bool:
+        """Remove the files of dead writers and deleters, then their leases; return whether any were unfinished."""
 
     @property
     def _label(self) -> str:
@@ -334,11 +334,11 @@ class Store(ABC):
 
     def _beside(self, name: str) -> str:
         if not is_relative_path(name) or name.startswith("."):
-            raise ValueError(f"{name!r} is no path below {self.root}")
+            raise ValueError(f"{name!r} is not a path below {self.root}")
         return name
 
     def _in_progress(self) -> set[str]:
-        """The checkpoints that somebody writes or deletes."""
+        """Return the checkpoints that a process writes or deletes."""
         names = [name for name in self._list_leases() if parse_read_lease(name) is None]
         return {parsed[0] for name in names if (parsed := Owner.parse(name)) is not None}
 
@@ -357,7 +357,8 @@ class Store(ABC):
         return found
 
     def _read_header(self, storage_id: str) -> Header | None:
-        """Read no more than the first and the last bytes of a large manifest: a torn one has no end."""
+        """Return the header of a checkpoint, or None if it has none."""
+        # A manifest of many files is large: its first bytes have the header, its last ones show that it is not torn.
         path = f"{storage_id}/{MANIFEST_PATH}"
         head = self._read(path, 0, HEADER_BYTES)
         if head is None:
@@ -367,8 +368,10 @@ class Store(ABC):
             header = Header.parse_prefix(head, self._describe(storage_id))
         if header is None:
             manifest = self._manifest(storage_id)
-            header = None if manifest is None else manifest.header
-        return None if header is None else dataclasses.replace(header, storage_id=storage_id)
+            if manifest is None or manifest.header is None:
+                return None
+            header = manifest.header
+        return dataclasses.replace(header, storage_id=storage_id)  # a copied checkpoint has another name
 
     def _manifest(self, storage_id: str) -> Manifest | None:
         data = self._read(f"{storage_id}/{MANIFEST_PATH}")
@@ -379,13 +382,10 @@ class Store(ABC):
         return dataclasses.replace(manifest, header=dataclasses.replace(manifest.header, storage_id=storage_id))
 
     def _is_committed(self, storage_id: str) -> bool:
-        """Whether there is a manifest.
-
-        One that is torn was never committed: its file system writes in place, and the writer died meanwhile.
-        """
+        """Return whether the checkpoint has a manifest. A torn one does not count."""
         try:
             return self._manifest(storage_id) is not None
-        except CheckpointCorrupt:
+        except CheckpointCorrupt:  # torn: its file system writes in place, and the writer died meanwhile
             return False
         except StorageError:
             raise
@@ -398,20 +398,23 @@ class StoredCheckpoint(ABC):
 
     Attributes:
         storage_id: its name.
-        manifest: what it holds.
-        path: the folder it lies in; None: it lies elsewhere, and must be copied out to be read.
+        manifest: its content.
+        path: its directory; None if it must be copied to be read.
     """
 
     path: Path | None = None
 
     def __init__(self, store: Store, storage_id: str, manifest: Manifest) -> None:
-        self._store, self.storage_id, self.manifest = store, storage_id, manifest
+        self._store = store
+        self.storage_id = storage_id
+        self.manifest = manifest
         self._label = store._describe(storage_id)
 
     def metadata(self) -> dict[str, Any]:
-        """What metadata.json holds; empty without one. Raises CheckpointCorrupt if it differs from the manifest.
+        """Return the content of metadata.json, empty if there is none.
 
-        Manifests of earlier versions have no digest of their own, so the steps are compared, too.
+        Raises:
+            CheckpointCorrupt: If it differs from the manifest.
         """
         entry = self.manifest.files.get(METADATA_FILE)
         if entry is None:
@@ -422,6 +425,7 @@ class StoredCheckpoint(ABC):
                 raise CheckpointCorrupt(f"{self._label}: {METADATA_FILE} is missing or differs from its manifest")
             metadata = decode_metadata(data, self._label)
             header = self.manifest.header
+            # Manifests of earlier versions have no digest of their own: the steps show damage there.
             steps = metadata.get("steps_completed")
             if header is not None and steps is not None and steps != header.steps_completed:
                 raise CheckpointCorrupt(
@@ -440,30 +444,31 @@ class StoredCheckpoint(ABC):
         digests: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """Compare files with the manifest: sizes, and digests if asked for. With ``parts``, one split_work of them.
+        """Compare files with the manifest: sizes, and digests if requested. With ``parts``, only the share number
+        ``part``.
 
         Raises:
-            CheckpointCorrupt: a file is missing or differs.
-            CheckpointNotFound: the checkpoint was deleted meanwhile.
+            CheckpointCorrupt: If a file is missing or differs.
+            CheckpointNotFound: If the checkpoint was deleted meanwhile.
         """
 
     @abstractmethod
     def copy_to(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        """Copy files into a folder of our own, where they are writable, comparing them with the manifest.
+        """Copy files into a private directory, where they are writable, comparing them with the manifest.
 
         Raises:
-            CheckpointCorrupt: a file is missing or differs.
-            CheckpointNotFound: the checkpoint was deleted meanwhile.
+            CheckpointCorrupt: If a file is missing or differs.
+            CheckpointNotFound: If the checkpoint was deleted meanwhile.
         """
 
     @contextmanager
     def _unless_deleted(self) -> Iterator[None]:
-        """Tell what is damaged from what was deleted while it was read, as by retention.
+        """Distinguish damage from a deletion during the block, such as by retention.
 
         Raises:
-            CheckpointNotFound: If the checkpoint is gone, in place of the damage that was found.
+            CheckpointNotFound: If the checkpoint was deleted, in place of the damage that was found.
         """
         try:
             yield
@@ -477,24 +482,25 @@ class StoredCheckpoint(ABC):
             raise
 
     def check_unchanged(self) -> AbstractContextManager[None]:
-        """A block in which a script reads :attr:`path`; at its end the files must be as they were.
+        """Check at the end of the block, in which a script reads :attr:`path`, that its files are as they were.
 
         Raises:
-            CheckpointCorrupt: at the end of the block: the script wrote into a stored file, which is named.
+            CheckpointCorrupt: If the script wrote into a stored file, which the message names.
         """
         return contextlib.nullcontext()
 
     def remove(self, names: Collection[str]) -> dict[str, int]:
-        """Delete files: first from the manifest, then their bytes, then the folders that are empty; what is left."""
+        """Delete files, and return the rest as resources."""
         left = self.manifest.without(names)
+        # First from the manifest: one that has files that are gone would be damaged.
         if left.header is not None:
             self._store._write(f"{self.storage_id}/{MANIFEST_PATH}", left.encode())
-        gone = sorted(set(self.manifest.directories) - set(left.directories), reverse=True)
-        self._store._remove([f"{self.storage_id}/{name}" for name in (*names, *gone)])
+        directories = sorted(set(self.manifest.directories) - set(left.directories), reverse=True)
+        self._store._remove([f"{self.storage_id}/{name}" for name in (*names, *directories)])
         self.manifest = left
         return left.resources
 
-    def _jobs(self, names: Collection[str], top: str, target: Path | None = None) -> list[CopyTask]:
+    def _tasks(self, names: Collection[str], top: str, target: Path | None = None) -> list[CopyTask]:
         files = self.manifest.files
         return [
             CopyTask(n, f"{top}/{n}", files[n].size, None if target is None else f"{target}/{n}", files[n].digests)

@@ -1,4 +1,4 @@
-"""Work spread over a bounded number of threads, whose first error and whose progress are the caller's."""
+"""Work in a bounded number of threads; the caller receives its first error and its progress."""
 
 from __future__ import annotations
 
@@ -13,40 +13,48 @@ from det_core.errors import CheckpointError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[[int], None]
-"""Called in the caller's thread with the number of bytes done since the last call. What it raises stops the work."""
+"""Callback in the caller's thread: receives the number of bytes done since the last call. If it raises, work stops."""
 PROGRESS_INTERVAL = 0.1
-"""Seconds between two ticks."""
+"""Seconds between two reports while no item completes."""
 
 
 class ProgressMeter:
-    """Bytes that are done: counted in any thread, told in the one that made this.
+    """Count bytes in any thread, report them in the creator's.
 
-    Where telling raises, or :meth:`stop` was called, the other threads end at their next :meth:`add`.
+    After :meth:`stop`, or if a report raises, other threads end at their next :meth:`add`.
     """
 
     def __init__(self, progress: Progress | None = None) -> None:
-        self._progress, self._caller = progress, threading.get_ident()
-        self._lock, self._done, self._stopped = threading.Lock(), 0, False
+        self._progress = progress
+        self._creator = threading.get_ident()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._is_stopped = False
 
     def add(self, size: int) -> None:
-        """Count bytes; raises CheckpointError if all is to stop."""
-        if self._stopped:
+        """Count bytes.
+
+        Raises:
+            CheckpointError: If the work is to stop.
+        """
+        if self._is_stopped:
             raise CheckpointError("stopped")
         with self._lock:
             self._done += size
-        if threading.get_ident() == self._caller:
+        if threading.get_ident() == self._creator:
             self.report()
 
     def report(self) -> None:
-        """In the caller's thread: report what came since the last call."""
+        """Report the bytes counted since the last call. Only the creator's thread may call it."""
         with self._lock:
-            done, self._done = self._done, 0
+            done = self._done
+            self._done = 0
         if done and self._progress is not None:
             self._progress(done)
 
     def stop(self) -> None:
-        """Have the other threads end soon."""
-        self._stopped = True
+        """Let the other threads end at their next :meth:`add`."""
+        self._is_stopped = True
 
 
 def map_threads(
@@ -54,18 +62,14 @@ def map_threads(
 ) -> list[Result]:
     """Return ``[work(item) for item in items]``, computed by up to ``threads`` threads.
 
-    The first error, also one of the meter's progress or an interrupt of the caller, cancels what has not begun; it is
-    raised when what had begun is over.
-
-    The threads are not those of ``concurrent.futures``, which take no more work once the main thread has come to its
-    end: a checkpoint that is being saved then is finished all the same. They are daemons: a disk may keep one for
-    ever, and Python would wait for it.
+    The first error, including one of the meter's progress or an interrupt of the caller, cancels the items that have
+    not begun; it is raised when all others are done.
 
     Args:
         work: called in any thread.
-        items: what it is called with.
-        threads: 1 does everything in the caller's thread, where an interrupt hits the work itself.
-        meter: told in the caller's thread after each item and at every tick; stopped at the first error.
+        items: its arguments.
+        threads: maximum number; with 1 all work runs in the caller's thread, and an interrupt hits the work itself.
+        meter: reports in the caller's thread after each item and at every interval; stopped at the first error.
     """
     meter = meter or ProgressMeter()
     results: list[Any] = [None] * len(items)
@@ -75,8 +79,9 @@ def map_threads(
             meter.report()
         return results
 
-    over: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-    numbers, cancelled = itertools.count(), threading.Event()
+    done_items: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    numbers = itertools.count()  # next() on it is atomic: no two threads receive the same number
+    cancelled = threading.Event()
 
     def run() -> None:
         while not cancelled.is_set() and (number := next(numbers)) < len(items):
@@ -84,10 +89,12 @@ def map_threads(
                 results[number] = work(items[number])
             except BaseException as e:
                 cancelled.set()
-                over.put(e)
+                done_items.put(e)
                 return
-            over.put(None)
+            done_items.put(None)
 
+    # Not concurrent.futures, whose threads take no more work once the main thread has ended: a checkpoint that is being
+    # saved then is finished. Daemons, as a disk may block one forever, and Python would wait for it.
     names = [f"det_core-storage-{n}" for n in range(min(threads, len(items)))]
     workers = [threading.Thread(target=run, name=name, daemon=True) for name in names]
     started = []
@@ -95,7 +102,7 @@ def map_threads(
         for thread in workers:
             try:
                 thread.start()
-            except RuntimeError:  # the process has as many as it may: those that are there do the work
+            except RuntimeError:  # the process may not have more: those that have started do the work
                 break
             started.append(thread)
         if not started:
@@ -103,7 +110,7 @@ def map_threads(
         left = len(items)
         while left:
             try:
-                error = over.get(timeout=PROGRESS_INTERVAL)
+                error = done_items.get(timeout=PROGRESS_INTERVAL)
             except queue.Empty:
                 meter.report()
                 continue

@@ -9,7 +9,7 @@ from fast.journal.test_journal_read import kill_once
 from support.journals import written
 
 
-def test_a_hundred_kills(tmp_path: Path) -> None:
+def test_hundred_kills_lose_no_returned_report(tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     chosen = random.Random(seed)

@@ -19,23 +19,25 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.mark.parametrize("how", PERMANENT)
 @pytest.mark.parametrize("operation", [upload, store_path])
-def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
+def test_checkpoint_with_any_failing_call_is_registered_or_absent(
     operation: Operation, how: str, place: Place, memory: Path
 ) -> None:
     short.whole_or_not_there(operation, place, memory, how)
 
 
 @pytest.mark.parametrize("how", [*PERMANENT, "short"])
-def test_a_download_leaves_whole_files_or_none(how: str, place: Place, memory: Path) -> None:
-    short.test_a_download_leaves_whole_files_or_none(how, place, memory)
+def test_download_with_any_failing_call_leaves_whole_files_or_none(how: str, place: Place, memory: Path) -> None:
+    short.test_download_with_any_failing_call_leaves_whole_files_or_none(how, place, memory)
 
 
 @pytest.mark.parametrize("how", PERMANENT)
-def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: str, place: Place, memory: Path) -> None:
-    short.test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how, place, memory)
+def test_half_deleted_checkpoint_is_unlisted_and_removed_by_the_next_delete(
+    how: str, place: Place, memory: Path
+) -> None:
+    short.test_half_deleted_checkpoint_is_unlisted_and_removed_by_the_next_delete(how, place, memory)
 
 
 @pytest.mark.parametrize("how", ["exit", "exit-after"])
 @pytest.mark.parametrize("name", ["upload", "store_path", "delete"])
-def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place: Place, memory: Path) -> None:
-    short.test_a_death_at_any_call_leaves_whole_checkpoints(name, how, place, memory)
+def test_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place: Place, memory: Path) -> None:
+    short.test_death_at_any_call_leaves_whole_checkpoints(name, how, place, memory)

@@ -22,11 +22,11 @@ def test_four_processes_share_5000_files_and_300_megabytes(storage: dict[str, An
     share_every_method(storage, tmp_path, count=1250, size=75)
 
 
-def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], tmp_path: Path) -> None:
+def test_rank_killed_during_upload_leaves_nothing_listed(storage: dict[str, Any], tmp_path: Path) -> None:
     kill_one_of_three(storage, tmp_path, count=300)
 
 
-def test_a_file_of_300_megabytes_and_one_of_none(opened: Callable[[], Any], tmp_path: Path) -> None:
+def test_file_of_300_megabytes_and_empty_file_are_read_back(opened: Callable[[], Any], tmp_path: Path) -> None:
     block = os.urandom(1 << 20)
     source = fill(tmp_path / "source", {"empty": b""})
     with (source / "large").open("wb") as file:
@@ -45,5 +45,5 @@ def test_a_file_of_300_megabytes_and_one_of_none(opened: Callable[[], Any], tmp_
 
 
 @pytest.mark.parametrize("how", PERMANENT)
-def test_every_call_of_a_gc_fails_once(how: str, memory: Path) -> None:
-    retention.test_every_call_of_a_gc_fails_once(how, memory)
+def test_gc_with_any_failing_call_deletes_no_kept_checkpoint(how: str, memory: Path) -> None:
+    retention.test_gc_with_any_failing_call_deletes_no_kept_checkpoint(how, memory)

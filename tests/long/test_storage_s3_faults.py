@@ -16,24 +16,24 @@ __all__ = ["proxy"]
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_one_fault_anywhere_is_got_over(
+def test_one_network_fault_is_retried(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
 ) -> None:
-    short.test_one_fault_anywhere_is_got_over(moto_server, proxy, tmp_path, operation, fault, step=1)
+    short.test_one_network_fault_is_retried(moto_server, proxy, tmp_path, operation, fault, step=1)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_in_any_request_for_parts_is_got_over(
+def test_one_network_fault_in_a_multipart_upload_is_retried(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, fault: str
 ) -> None:
-    short.test_one_fault_in_any_request_for_parts_is_got_over(moto_server, proxy, tmp_path, fault, range(1, 6))
+    short.test_one_network_fault_in_a_multipart_upload_is_retried(moto_server, proxy, tmp_path, fault, range(1, 6))
 
 
 @pytest.mark.parametrize("fault", [LOST, BUSY, RESET])
 @pytest.mark.parametrize("operation", [upload, upload_large, restore, delete])
-def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
+def test_lasting_network_fault_is_named_and_leaves_nothing_listed(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
 ) -> None:
-    short.test_a_fault_that_stays_is_named_and_nothing_is_half_there(
+    short.test_lasting_network_fault_is_named_and_leaves_nothing_listed(
         moto_server, proxy, tmp_path, operation, fault, step=1
     )

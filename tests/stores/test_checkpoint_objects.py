@@ -19,7 +19,7 @@ from support.ranks import running
 TESTS = str(support.TESTS)
 RANKS = "from support.object_ranks import main; main()"
 WHEN_BUSY = ("it is tried again", "has waited for 10 s for", "responded after")
-"""What a machine with much else to do makes det_core say."""
+"""Warnings of det_core on a busy machine."""
 
 
 @pytest.fixture(params=["moto", "rgw", "gcs"])
@@ -39,7 +39,7 @@ def opened(storage: dict[str, Any], tmp_path: Path) -> Iterator[Callable[[], Any
         yield lambda: take(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
 
 
-def test_four_processes_share_every_method(storage: dict[str, Any], tmp_path: Path) -> None:
+def test_four_processes_share_a_store(storage: dict[str, Any], tmp_path: Path) -> None:
     share_every_method(storage, tmp_path, count=12, size=2)
 
 
@@ -57,7 +57,7 @@ def share_every_method(storage: dict[str, Any], tmp_path: Path, count: int, size
         assert contents(take(open_store(storage, tmp_path))) == {}
 
 
-def test_folders_and_names_come_back(opened: Callable[[], Any], tmp_path: Path) -> None:
+def test_directories_and_unusual_names_are_read_back(opened: Callable[[], Any], tmp_path: Path) -> None:
     names = [
         ".dot",
         "..dots",
@@ -124,7 +124,7 @@ Driver.put_file = dying
 """
 
 
-def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], tmp_path: Path) -> None:
+def test_rank_killed_during_upload_leaves_nothing_listed(storage: dict[str, Any], tmp_path: Path) -> None:
     kill_one_of_three(storage, tmp_path, count=30)
 
 

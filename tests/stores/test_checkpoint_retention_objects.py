@@ -22,7 +22,7 @@ FILES = {"a": b"a" * 1000, "b/c": b"c"}
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, if there is one."""
+    """Return a directory in memory, if the machine has one."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
         yield Path(folder)
@@ -36,7 +36,7 @@ def fill(store: ObjectStore, scratch: Path) -> None:
 
 
 def whole(store: ObjectStore) -> set[str]:
-    """The checkpoints that are listed, each compared with its manifest."""
+    """Return the listed checkpoints, each compared with its manifest."""
     found = {header.storage_id for header in store.list()}
     for storage_id in found:
         checkpoint = store.open(storage_id)
@@ -45,7 +45,7 @@ def whole(store: ObjectStore) -> set[str]:
 
 
 @pytest.mark.parametrize("how", ["lost", "EIO"])  # the others: tests/long/test_storage_objects.py
-def test_every_call_of_a_gc_fails_once(how: str, memory: Path) -> None:
+def test_gc_with_any_failing_call_deletes_no_kept_checkpoint(how: str, memory: Path) -> None:
     struck = set()
     for at in range(1, 1000):
         work = memory / str(at)

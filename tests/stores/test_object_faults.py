@@ -30,7 +30,7 @@ Operation = Callable[[CheckpointContext, str, Path], object]
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, if there is one."""
+    """Return a directory in memory, if the machine has one."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
         yield Path(folder)
@@ -62,7 +62,7 @@ class Place:
         self.bucket = server.make_bucket() if server is not None else ""
 
     def store(self, work: Path) -> ObjectStore:
-        """The store that belongs to a folder."""
+        """Return the store of a directory."""
         if self.server is None:
             return object_store(f"local://{work}/store", work / "scratch")
         found = open_store(self.server.storage(self.bucket, work.name), work, scratch=work / "scratch")
@@ -77,7 +77,7 @@ def place() -> Place:
 
 
 class Outcome(NamedTuple):
-    """What one failure led to."""
+    """Outcome of one failure."""
 
     root: str
     work: Path
@@ -121,7 +121,7 @@ def every_call_fails_once(
 
 
 def listed(store: ObjectStore) -> list[str]:
-    """The checkpoints that are listed; each is read and compared with its manifest, byte for byte."""
+    """Return the listed checkpoints, each compared with its manifest byte for byte."""
     found = [header.storage_id for header in store.list()]
     for storage_id in found:
         checkpoint = store.open(storage_id)
@@ -133,7 +133,7 @@ def listed(store: ObjectStore) -> list[str]:
 
 
 def nothing_is_left_over(store: ObjectStore, scratch: Path) -> None:
-    """What a later restart collects leaves nothing beside the listed checkpoints."""
+    """Check that a later restart's collection leaves only the listed checkpoints."""
     later = Owner.current(RUN, 1)
     staging = store.begin("later", later)
     staging.start()  # collects
@@ -153,7 +153,7 @@ def names_what_failed(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize(("operation", "how"), [(store_path, "EIO"), (upload, "dead")])
-def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
+def test_checkpoint_with_any_failing_call_is_registered_or_absent(
     operation: Operation, how: str, place: Place, memory: Path
 ) -> None:
     whole_or_not_there(operation, place, memory, how)
@@ -175,7 +175,7 @@ def whole_or_not_there(operation: Operation, place: Place, memory: Path, how: st
 
 
 @pytest.mark.parametrize("how", ["EIO", "short"])
-def test_a_download_leaves_whole_files_or_none(how: str, place: Place, memory: Path) -> None:
+def test_download_with_any_failing_call_leaves_whole_files_or_none(how: str, place: Place, memory: Path) -> None:
     outcomes = every_call_fails_once(download, place, memory, how, FILES)
     assert "read" in {outcome.struck for outcome in outcomes}
     whole = {**FILES, "metadata.json": b'{\n  "steps_completed": 3\n}'}
@@ -186,7 +186,9 @@ def test_a_download_leaves_whole_files_or_none(how: str, place: Place, memory: P
 
 
 @pytest.mark.parametrize("how", ["dead"])
-def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: str, place: Place, memory: Path) -> None:
+def test_half_deleted_checkpoint_is_unlisted_and_removed_by_the_next_delete(
+    how: str, place: Place, memory: Path
+) -> None:
     for outcome in every_call_fails_once(delete, place, memory, how, FILES):
         with closing() as opened:
             store = opened(place.store(outcome.work))
@@ -197,7 +199,7 @@ def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: s
             assert not keys(store)
 
 
-def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
+def test_failed_collection_can_be_repeated(tmp_path: Path) -> None:
     for at in range(1, 100):
         url = f"local://{tmp_path}/{at}"
         with closing() as opened:
@@ -220,7 +222,7 @@ def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "how"), [("store_path", "exit"), ("delete", "exit-after")])
-def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place: Place, memory: Path) -> None:
+def test_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place: Place, memory: Path) -> None:
     command = [sys.executable, "-m", "support.dying_objects", name, how, str(memory)]
     if place.server is not None:
         command.append(json.dumps(place.server.storage(place.bucket)))

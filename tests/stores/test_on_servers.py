@@ -32,7 +32,7 @@ class TestSuiteOnGcs(suite.OnObjects):
     def storage(self, folder: Path) -> dict[str, Any]:
         return {"type": "gcs", "bucket": self.name, "prefix": "a/b", "endpoint_url": self.server.url}
 
-    def test_folders_that_determined_put_come_back_and_go(self, tmp_path: Path) -> None:
+    def test_directory_objects_of_determined_are_read_and_deleted(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path)
         assert isinstance(store, ObjectStore)
         fs = store.driver.fs
@@ -45,16 +45,14 @@ class TestSuiteOnDisk(suite.OnObjects):
         return f"local://{folder}"
 
 
-def test_closing_closes_the_connections_of_a_file_system_that_is_still_referred_to(
-    rgw_server: S3Server, tmp_path: Path
-) -> None:
+def test_close_closes_connections_of_a_referenced_file_system(rgw_server: S3Server, tmp_path: Path) -> None:
     before = sockets()
     store = open_store(rgw_server.storage(rgw_server.make_bucket()), tmp_path, scratch=tmp_path)
     assert isinstance(store, ObjectStore)
     fs = store.driver.fs  # as a cycle of references would
     assert store.list() == [] and sockets() - before
     store.close()
-    for _ in range(5):  # the event loop lets go of a socket a little later than it is told to
+    for _ in range(5):  # the event loop closes a socket a little later than requested
         sync(fs.loop, asyncio.sleep, 0)
     assert not sockets() - before
     assert store.list() == []
@@ -62,7 +60,7 @@ def test_closing_closes_the_connections_of_a_file_system_that_is_still_referred_
 
 
 def sockets() -> set[str]:
-    """This process's."""
+    """Return the sockets of this process."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # closed meanwhile

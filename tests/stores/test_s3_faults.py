@@ -25,12 +25,12 @@ Operation = Callable[[ObjectStore, Path], None]
 
 
 def upload(store: ObjectStore, folder: Path) -> None:
-    """Small files."""
+    """Upload small files."""
     stored(store, folder, "new", ordinal=9)
 
 
 def upload_large(store: ObjectStore, folder: Path) -> None:
-    """A file of three parts."""
+    """Upload a file of three parts."""
     source = folder / "large"
     source.mkdir(exist_ok=True)
     (source / "large.bin").write_bytes(bytes(LARGE))
@@ -43,26 +43,26 @@ def upload_large(store: ObjectStore, folder: Path) -> None:
 
 
 def restore(store: ObjectStore, folder: Path) -> None:
-    """All of a checkpoint, verified."""
+    """Restore all of a checkpoint, verified."""
     found = store.open("one")
     assert found.metadata() == METADATA
     found.copy_to(folder / f"out-{os.urandom(4).hex()}", [*FILES], [])
 
 
 def look(store: ObjectStore, folder: Path) -> None:
-    """What is there."""
+    """List the checkpoints."""
     assert "one" in [h.storage_id for h in store.list("run")]
     assert store.in_use() == set()
 
 
 def delete(store: ObjectStore, folder: Path) -> None:
-    """A whole checkpoint."""
+    """Delete a whole checkpoint."""
     store.delete("two")
     assert "two" not in [h.storage_id for h in store.list()]
 
 
 def collect(store: ObjectStore, folder: Path) -> None:
-    """What a dead writer left."""
+    """Collect the files of a dead writer."""
     assert store.collect() == ["dead"]
 
 
@@ -87,7 +87,7 @@ class Case:
             stored(self.straight, folder, name, ordinal=1 + (name == "two"))
 
     def open(self, url: str) -> ObjectStore:
-        """The store at an address."""
+        """Open the store at an address."""
         storage = self.server.storage(self.bucket, "p", endpoint_url=url)
         store = self.close_later(open_store(storage, self.folder, scratch=self.folder / "scratch"))
         assert isinstance(store, ObjectStore)
@@ -101,7 +101,7 @@ class Case:
         staging.put(scan(self.straight.disk, str(self.folder / "source")))
 
     def is_sound(self) -> None:
-        """What is listed verifies, and what is not can be collected."""
+        """Check that listed checkpoints are intact and others can be collected."""
         for head in self.straight.list():
             found = self.straight.open(head.storage_id)
             found.check(found.manifest.files)
@@ -113,7 +113,7 @@ class Case:
 
 
 def without_patience(store: ObjectStore) -> ObjectStore:
-    """The same store, each request tried once."""
+    """Return the same store with one try per request."""
     fs = store.driver.fs
     fs.retries = 1
     fs.config_kwargs = {**fs.config_kwargs, "retries": {"total_max_attempts": 1}}
@@ -126,12 +126,12 @@ def at(number: int, fault: str) -> Callable[[int, Request], str | None]:
 
 
 def after(number: int, fault: str) -> Callable[[int, Request], str | None]:
-    """A fault that stays."""
+    """Run an operation under a lasting fault."""
     return lambda n, request: fault if n >= number else None
 
 
 @pytest.mark.parametrize(("operation", "fault"), ONCE)
-def test_one_fault_anywhere_is_got_over(
+def test_one_network_fault_is_retried(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str, step: int = 2
 ) -> None:
     with closing() as close_later:
@@ -159,7 +159,7 @@ def _as_before(case: Case, operation: Operation) -> None:
 
 
 @pytest.mark.parametrize("fault", [LOST])
-def test_one_fault_in_any_request_for_parts_is_got_over(
+def test_one_network_fault_in_a_multipart_upload_is_retried(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, fault: str, numbers: Sequence[int] = (1, 2, 5)
 ) -> None:
     """Of the five: begin, three parts, finish."""
@@ -183,7 +183,7 @@ def test_one_fault_in_any_request_for_parts_is_got_over(
 
 
 @pytest.mark.parametrize(("operation", "fault"), [(upload, LOST), (restore, RESET), (delete, LOST)])
-def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
+def test_lasting_network_fault_is_named_and_leaves_nothing_listed(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str, step: int = 3
 ) -> None:
     with closing() as close_later:

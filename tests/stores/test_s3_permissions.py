@@ -1,4 +1,4 @@
-"""What is wrong with the keys or the clock of an S3 store, said in one line: by a server that looks at them."""
+"""Errors of keys and clock of an S3 store, in one line, by a server that checks them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 
 from det_core.errors import StorageError
-from fast.storage.test_s3_errors import Open, opened, refusal, test_a_missing_bucket
+from fast.storage.test_s3_errors import Open, opened, refusal, test_missing_bucket_is_named
 from support.servers import S3Server
 from support.store_suite import FILES, owner, stored
 
-__all__ = ["opened", "test_a_missing_bucket"]
+__all__ = ["opened", "test_missing_bucket_is_named"]
 
 
-def test_a_wrong_secret(rgw_server: S3Server, opened: Open) -> None:
+def test_wrong_secret_key_is_named(rgw_server: S3Server, opened: Open) -> None:
     storage = rgw_server.storage(rgw_server.make_bucket(), secret_key="not-the-secret")
     text = refusal(opened(storage), errno.EACCES, "correct secret_key")
     assert "not-the-secret" not in text
 
 
-def test_an_unknown_key(rgw_server: S3Server, opened: Open) -> None:
+def test_unknown_access_key_is_named(rgw_server: S3Server, opened: Open) -> None:
     storage = rgw_server.storage(rgw_server.make_bucket(), access_key="nobody")
     refusal(opened(storage), errno.EACCES, "correct access_key")
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_off(rgw_server: S3Server, opened: Open, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+def test_wrong_clock_is_named(rgw_server: S3Server, opened: Open, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     import botocore.auth
 
     store = opened(rgw_server.storage(rgw_server.make_bucket()))
@@ -40,7 +40,7 @@ def test_a_clock_that_is_off(rgw_server: S3Server, opened: Open, monkeypatch: py
     refusal(store, errno.EACCES, "set this machine's clock")
 
 
-def test_a_key_that_may_only_read_can_restore(
+def test_read_only_key_can_restore(
     rgw_server: S3Server, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert rgw_server.gateway is not None

@@ -54,14 +54,14 @@ with core.init(
 
 @pytest.fixture(params=["s3", "gcs", "azure"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """The service."""
+    """Serve S3."""
     found: str = request.param
     return found
 
 
 @pytest.fixture
 def server(kind: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """The address of a service, and a bucket there."""
+    """Yield the address of a service, and a bucket there."""
     if kind == "azure":
         with azurite() as url:
             yield url, "test"
@@ -155,7 +155,7 @@ def _table(kind: str, form: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("form", ["none committed", "one committed", "silent before"])
-def test_process_is_gone_when_the_grace_period_ends(
+def test_process_exits_when_its_grace_period_ends(
     kind: str, server: tuple[str, str], form: str, tmp_path: Path
 ) -> None:
     url, bucket = server
@@ -185,7 +185,7 @@ def test_process_is_gone_when_the_grace_period_ends(
 
 
 @pytest.mark.parametrize("how", ["silence", "refused"])
-def test_init_against_a_store_that_does_not_answer_says_so_in_one_line(kind: str, how: str, tmp_path: Path) -> None:
+def test_init_with_a_silent_store_fails_in_one_line(kind: str, how: str, tmp_path: Path) -> None:
     with closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))
         if how == "silence":

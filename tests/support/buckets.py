@@ -23,7 +23,7 @@ CALLS = {
 
 
 def object_store(url: str, scratch: Path) -> ObjectStore:
-    """A store on any file system of fsspec, also on one that det_core opens as a directory."""
+    """Return a store on any file system of fsspec, also on one that det_core opens as a directory."""
     return ObjectStore(generic(url), scratch)
 
 
@@ -33,7 +33,7 @@ def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
 
 
 def keys(store: ObjectStore, prefix: str = "") -> set[str]:
-    """The name of every object."""
+    """Return the name of every object."""
     return set(store.keys(prefix))
 
 
@@ -43,7 +43,7 @@ def put(store: ObjectStore, key: str, data: bytes = b"x") -> None:
 
 
 def unfinished(store: ObjectStore) -> list[Any]:
-    """Uploads in parts that were neither finished nor given up; only S3 has such."""
+    """Return multipart uploads that were neither finished nor aborted; only S3 has them."""
     fs = store.driver.fs
     if not hasattr(fs, "call_s3"):
         return []
@@ -53,7 +53,7 @@ def unfinished(store: ObjectStore) -> list[Any]:
 
 @contextmanager
 def closing() -> Iterator[Callable[[Any], Any]]:
-    """Gives a function that takes a store, and closes all that it was given at the end."""
+    """Yield a function that registers a store; all of them are closed at the end."""
     opened: list[ObjectStore] = []
 
     def take(store: ObjectStore) -> ObjectStore:
@@ -104,7 +104,7 @@ class Around(Driver):
 
 
 def through(store: ObjectStore, driver: Callable[[Driver], Driver]) -> ObjectStore:
-    """The same store by another driver."""
+    """Return the same store with another driver."""
     return ObjectStore(driver(store.driver), store.scratch.root)
 
 

@@ -105,7 +105,7 @@ class Counting(Disk):
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own in ``folder``, which is made, while the block runs.
+    """Mount a file system of its own in ``folder``, which is created, during the block.
 
     Args:
         folder: where.

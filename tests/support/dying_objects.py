@@ -23,7 +23,7 @@ DEAD = 77
 
 
 def store_of(work: Path, s3: str | None) -> ObjectStore:
-    """The store that belongs to a folder."""
+    """Return the store of a directory."""
     if s3 is None:
         return object_store(f"local://{work}/store", work / "scratch")
     found = open_store({**json.loads(s3), "prefix": work.name}, work, scratch=work / "scratch")
@@ -32,7 +32,7 @@ def store_of(work: Path, s3: str | None) -> ObjectStore:
 
 
 def prepare(work: Path, s3: str | None) -> None:
-    """A complete checkpoint, and a folder to upload."""
+    """Create a complete checkpoint, and a directory to upload."""
     store = store_of(work, s3)
     with alone() as distributed:
         context = Recorder().context(distributed, work, store=store)
@@ -53,7 +53,7 @@ def operate(name: str, how: str, at: int, work: Path, s3: str | None) -> None:
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """The exit status of a process that does ``work``; 0 if it came to the end."""
+    """Return the exit status of a process that runs ``work``; 0 if it completed."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

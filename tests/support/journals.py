@@ -16,12 +16,12 @@ from det_core.journal import Journal, RunFolder, RunRecord, read_run
 
 
 def open_journal(folder: Path, *, restart: int = 0, rank: int = 0, **options: Any) -> Journal:
-    """A journal of run ``r`` in ``folder``."""
+    """Return a journal of run ``r`` in ``folder``."""
     return Journal(folder, run_id="r", restart=restart, rank=rank, **options)
 
 
 def written(folder: Path, group: str = "training", **options: Any) -> dict[int | None, dict[str, Any]]:
-    """The metrics of a group by step; fails if a step occurs twice."""
+    """Return the metrics of a group by step; fail if a step occurs twice."""
     rows = read_run(folder).rows(group, **options)
     found = {row.steps_completed: row.metrics for row in rows}
     assert len(found) == len(rows), "a step occurs twice"
@@ -39,7 +39,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def one_run(home: Path, *, name: str = "job", outcome: str | None = "completed", steps: int = 3) -> RunRecord:
-    """A run with a few training rows, ended as said (None: it died)."""
+    """Create a run with a few training rows and this outcome (None: it died)."""
     folder = RunFolder.create(home, name=name)
     folder.begin_restart({"argv": ["python", "train.py"]})
     journal = Journal(folder.path, run_id=folder.run_id, restart=folder.restart, rank=0)

@@ -34,7 +34,7 @@ class CheckpointStoreSuite(ABC):
 
     @abstractmethod
     def make_store(self, folder: Path) -> Store:
-        """A store that keeps its bytes in ``folder``; a second call gives one that sees the same checkpoints."""
+        """Return a store that keeps its bytes in ``folder``; a second call returns one with the same checkpoints."""
 
     @abstractmethod
     def damage(self, store: Store, storage_id: str, path: str, change: Callable[[bytes], bytes] | None) -> None:
@@ -42,9 +42,9 @@ class CheckpointStoreSuite(ABC):
 
     @abstractmethod
     def beside(self, store: Store, name: str) -> bytes:
-        """The bytes that the store keeps of a file that was put beside its checkpoints."""
+        """Return the bytes of a file that was put beside the checkpoints."""
 
-    def test_what_is_put_comes_back(self, tmp_path: Path) -> None:
+    def test_put_files_are_read_back(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         found = self.make_store(tmp_path / "store").open("one")
@@ -56,7 +56,7 @@ class CheckpointStoreSuite(ABC):
         assert tree(tmp_path / "out") == FILES
         assert (tmp_path / "out" / "nothing").is_dir()
 
-    def test_what_is_written_into_the_path_comes_back(self, tmp_path: Path) -> None:
+    def test_sealed_files_are_read_back(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         staging = store.begin("one", owner())
         fill(staging.path)
@@ -67,7 +67,7 @@ class CheckpointStoreSuite(ABC):
         assert tree(tmp_path / "out") == FILES
         assert found.metadata() == METADATA
 
-    def test_many_chunks(self, tmp_path: Path) -> None:
+    def test_file_of_many_chunks_is_read_back(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         source = tmp_path / "source"
         source.mkdir()
@@ -84,7 +84,7 @@ class CheckpointStoreSuite(ABC):
         store.open("one").copy_to(tmp_path / "out", ["large"], [])
         assert (tmp_path / "out" / "large").read_bytes() == (source / "large").read_bytes()
 
-    def test_nothing_is_listed_before_the_commit_or_after_an_abort(self, tmp_path: Path) -> None:
+    def test_checkpoint_is_listed_only_after_commit(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         assert store.list() == []
         staging = store.begin("one", owner())
@@ -98,7 +98,7 @@ class CheckpointStoreSuite(ABC):
         assert store.list() == []
         assert store.collect() == []
 
-    def test_an_abort_after_the_commit_changes_nothing(self, tmp_path: Path) -> None:
+    def test_abort_after_commit_has_no_effect(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         staging = store.begin("one", owner())
         fill(staging.path)
@@ -107,7 +107,7 @@ class CheckpointStoreSuite(ABC):
         assert [found.storage_id for found in store.list()] == ["one"]
         store.open("one").check(FILES)
 
-    def test_several_ranks_write_one_checkpoint(self, tmp_path: Path) -> None:
+    def test_several_ranks_commit_one_checkpoint(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         first = store.begin("one", owner())
         stagings = [self.make_store(tmp_path / "store").join(first.ticket, rank) for rank in range(3)]
@@ -130,14 +130,14 @@ class CheckpointStoreSuite(ABC):
             "same": b"the same on all",
         }
 
-    def test_joining_what_nobody_began_is_refused(self, tmp_path: Path) -> None:
+    def test_join_without_begin_is_rejected(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         staging = store.begin("one", owner())
         staging.abort()
-        with raises(StorageError, "does not see"):
+        with raises(StorageError, "is not visible here"):
             store.join(staging.ticket, 1).start()
 
-    def test_two_checkpoints_are_written_at_a_time(self, tmp_path: Path) -> None:
+    def test_two_checkpoints_can_be_written_at_once(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stagings = {name: store.begin(name, owner()) for name in ("one", "two")}
         for staging in stagings.values():
@@ -147,7 +147,7 @@ class CheckpointStoreSuite(ABC):
             staging.commit(staging.seal(listing), listing.directories, METADATA, header(name))
         assert {found.storage_id for found in store.list()} == {"one", "two"}
 
-    def test_an_id_is_taken_once(self, tmp_path: Path) -> None:
+    def test_commit_of_an_existing_id_is_rejected(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         with raises(StorageError, "one"):
@@ -159,7 +159,7 @@ class CheckpointStoreSuite(ABC):
                 staging.abort()
         store.open("one").check(FILES)
 
-    def test_the_list_is_sorted_by_restart_and_ordinal(self, tmp_path: Path) -> None:
+    def test_list_is_sorted_by_restart_and_ordinal(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         order = [("c", 0, 1), ("a", 0, 2), ("d", 0, 10), ("b", 1, 1)]
         for name, restart, ordinal in reversed(order):
@@ -170,12 +170,12 @@ class CheckpointStoreSuite(ABC):
         assert store.list("no run") == []
         assert len(store.list()) == 5
 
-    def test_an_unknown_id_is_not_found(self, tmp_path: Path) -> None:
+    def test_open_of_unknown_id_is_not_found(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         with raises(CheckpointNotFound, "nothing"):
             store.open("nothing")
 
-    def test_an_id_that_leads_elsewhere_is_refused(self, tmp_path: Path) -> None:
+    def test_id_that_leads_elsewhere_is_rejected(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         for storage_id in ("", ".", "..", "../x", "a/b", "/etc", ".det_core-tmp", "a\\b", "a\0b", "x" * 300):
             with raises(ValueError, "storage_id"):
@@ -185,7 +185,7 @@ class CheckpointStoreSuite(ABC):
             with raises(ValueError, "storage_id"):
                 store.begin(storage_id, owner())
 
-    def test_a_flipped_byte_is_found(self, tmp_path: Path) -> None:
+    def test_check_detects_a_flipped_byte(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         self.damage(store, "one", "model.pt", lambda data: data[:77] + bytes([data[77] ^ 1]) + data[78:])
@@ -195,7 +195,7 @@ class CheckpointStoreSuite(ABC):
         with raises(CheckpointCorrupt, "model.pt"):
             store.open("one").copy_to(tmp_path / "out", [*FILES], [])
 
-    def test_a_file_of_another_size_is_found(self, tmp_path: Path) -> None:
+    def test_check_detects_another_size(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         changes: dict[str, Callable[[bytes], bytes] | None]
         changes = {"short": lambda data: data[:-1], "long": lambda data: data + b"x", "gone": None}
@@ -208,14 +208,14 @@ class CheckpointStoreSuite(ABC):
             with raises(CheckpointCorrupt, "a b.txt"):
                 store.open(name).copy_to(tmp_path / f"out-{name}", [*FILES], [])
 
-    def test_damaged_metadata_is_found(self, tmp_path: Path) -> None:
+    def test_metadata_that_is_damaged_raises(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         self.damage(store, "one", "metadata.json", lambda data: data.replace(b"7", b"8"))
         with raises(CheckpointCorrupt, "metadata.json"):
             store.open("one").metadata()
 
-    def test_a_damaged_manifest_is_told_and_not_listed(self, tmp_path: Path) -> None:
+    def test_damaged_manifest_is_reported_and_not_listed(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         stored(store, tmp_path, "two", ordinal=2)
@@ -224,7 +224,7 @@ class CheckpointStoreSuite(ABC):
             store.open("two")
         assert store.list("run")[-1].storage_id == "one"
 
-    def test_a_manifest_cannot_name_files_elsewhere(self, tmp_path: Path) -> None:
+    def test_manifest_with_paths_outside_is_rejected(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         (tmp_path / "secret").write_bytes(b"text")
         for i, path in enumerate(("../../secret", "/etc/passwd", "sub/../../secret", "sub//a", "./empty")):
@@ -238,7 +238,7 @@ class CheckpointStoreSuite(ABC):
             with raises(CheckpointCorrupt, "manifest"):
                 store.open(f"c{i}")
 
-    def test_checkpoint_deleted_while_it_is_read_is_not_found(self, tmp_path: Path) -> None:
+    def test_checkpoint_deleted_during_a_read_is_not_found(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         found = store.open("one")
@@ -252,7 +252,7 @@ class CheckpointStoreSuite(ABC):
             with raises(CheckpointNotFound, "was deleted while it was read"):
                 read()
 
-    def test_parts_of_a_check_cover_every_byte_once(self, tmp_path: Path) -> None:
+    def test_check_in_parts_covers_every_byte_once(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         self.damage(store, "one", "sub/inner/a b.txt", lambda data: b"TEXT")
@@ -265,7 +265,7 @@ class CheckpointStoreSuite(ABC):
                     found += 1
             assert found == 1, f"{found} of {parts} parts found the damage"
 
-    def test_progress_adds_up(self, tmp_path: Path) -> None:
+    def test_copy_to_reports_every_byte(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         done: list[int] = []
         source = tmp_path / "source"
@@ -281,7 +281,7 @@ class CheckpointStoreSuite(ABC):
         store.open("one").check(FILES, progress=done.append)
         assert sum(done) == 3 * total
 
-    def test_delete_removes_a_whole_checkpoint_and_no_other(self, tmp_path: Path) -> None:
+    def test_delete_removes_one_whole_checkpoint(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         stored(store, tmp_path, "two")
@@ -293,7 +293,7 @@ class CheckpointStoreSuite(ABC):
         assert store.delete("never there") == {}
         store.open("two").check(FILES)
 
-    def test_delete_removes_what_globs_match(self, tmp_path: Path) -> None:
+    def test_delete_with_globs_removes_matching_files(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         remaining = store.delete("one", ["*.pt", "**/*.txt", "../*", "/etc/*"])
@@ -306,13 +306,13 @@ class CheckpointStoreSuite(ABC):
         assert [h.storage_id for h in store.list()] == ["one"]
         assert store.delete("one", ["*.pt"]) == remaining
 
-    def test_delete_of_every_file_is_a_whole_one(self, tmp_path: Path) -> None:
+    def test_delete_of_every_file_removes_the_checkpoint(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         assert store.delete("one", ["**"]) == {}
         assert store.list() == []
 
-    def test_what_a_dead_writer_left_is_collected(self, tmp_path: Path) -> None:
+    def test_collect_removes_files_of_dead_writers(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         alive = store.begin("alive", owner())
         dead = Owner(**{**vars(owner()), "pid": 2**22 + 1, "started": 5})
@@ -326,7 +326,7 @@ class CheckpointStoreSuite(ABC):
         assert store.collect() == []
         alive.abort()
 
-    def test_links_in_the_path_become_copies(self, tmp_path: Path) -> None:
+    def test_scan_written_replaces_links_by_copies(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         outside = tmp_path / "outside"
         outside.write_bytes(b"as it was")
@@ -343,7 +343,7 @@ class CheckpointStoreSuite(ABC):
         expected = {"folder/file": b"file", "link/file": b"file", "hard": b"as it was"}
         assert everything(store.open("one"), tmp_path) == expected
 
-    def test_what_is_ours_in_the_path_is_replaced(self, tmp_path: Path) -> None:
+    def test_scan_written_removes_reserved_names(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         staging = store.begin("one", owner())
         (staging.path / ".det_core").mkdir()
@@ -354,7 +354,7 @@ class CheckpointStoreSuite(ABC):
         assert store.open("one").metadata() == METADATA
         assert everything(store.open("one"), tmp_path) == {"file": b"text"}
 
-    def test_what_is_held_is_in_use_until_it_is_let_go(self, tmp_path: Path) -> None:
+    def test_read_lease_marks_a_checkpoint_in_use(self, tmp_path: Path) -> None:
         store, other = self.make_store(tmp_path / "store"), self.make_store(tmp_path / "store")
         assert store.in_use() == set()
         for name in ("one", "two.with.dots"):
@@ -367,14 +367,14 @@ class CheckpointStoreSuite(ABC):
             assert [found.storage_id for found in store.list()] == ["one", "two.with.dots"]
         assert store.in_use() == set()
 
-    def test_an_error_lets_go(self, tmp_path: Path) -> None:
+    def test_read_lease_is_released_after_an_error(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         with raises(ArithmeticError, "x"), store.read_lease("one", owner()):
             raise ArithmeticError("x")
         assert store.in_use() == set()
 
-    def test_the_dead_hold_nothing(self, tmp_path: Path) -> None:
+    def test_read_lease_of_a_dead_process_is_invalid(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
         stored(store, tmp_path, "two")
@@ -385,7 +385,7 @@ class CheckpointStoreSuite(ABC):
             store.collect()
             assert store.in_use() == {"two"}
 
-    def test_files_are_put_beside(self, tmp_path: Path) -> None:
+    def test_put_file_replaces_and_remove_folder_removes(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         source = tmp_path / "source file"
         for data in (b"one", b"", b"another" * 100_000):
@@ -402,16 +402,16 @@ class CheckpointStoreSuite(ABC):
         assert self.beside(store, "tensorboard/run 2/events") == source.read_bytes()
         with raises(FileNotFoundError, ""):
             self.beside(store, "tensorboard/run/rank-0/events 1")
-        with raises(ValueError, "is no path below"):
+        with raises(ValueError, "is not a path below"):
             store.remove_folder("../elsewhere")
 
-    def test_a_store_that_works_is_valid_and_nothing_is_left(self, tmp_path: Path) -> None:
+    def test_check_writable_of_a_working_store_leaves_nothing(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         store.check_writable()
         store.check_writable()
         assert store.list() == [] and store.collect() == []
 
-    def test_a_later_restart_collects_what_an_earlier_left_anywhere(self, tmp_path: Path) -> None:
+    def test_begin_of_a_later_restart_collects_files_of_an_earlier(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         earlier = Owner(**{**vars(owner()), "host": "0" * 12})
         other = Owner(**{**vars(Owner.current("another run", 0)), "host": "0" * 12})
@@ -423,12 +423,12 @@ class CheckpointStoreSuite(ABC):
 
 
 def owner() -> Owner:
-    """This process, as the first restart of the run."""
+    """Return this process as the first restart of the run."""
     return Owner.current("run", 0)
 
 
 def header(storage_id: str, *, run_id: str = "run", restart: int = 0, ordinal: int = 1) -> Header:
-    """The header of a checkpoint."""
+    """Return the header of a checkpoint."""
     return Header(run_id, restart, ordinal, "2026-11-21T12:00:00.000000+00:00", 7, storage_id)
 
 
@@ -441,7 +441,7 @@ def fill(folder: Path) -> None:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """The files below a folder."""
+    """Return the files below a directory."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -464,7 +464,7 @@ def commit_path(staging: Staging) -> None:
 
 
 def everything(found: StoredCheckpoint, tmp_path: Path) -> dict[str, bytes]:
-    """The files of a checkpoint, but for its metadata."""
+    """Return the files of a checkpoint, without its metadata."""
     out = tmp_path / f"everything-{os.urandom(4).hex()}"
     found.copy_to(out, set(found.manifest.files) - {"metadata.json"}, found.manifest.directories)
     return tree(out)

@@ -311,9 +311,9 @@ def test_gc_teaches_before_it_deletes(home: Path, tmp_path: Path) -> None:
         (("--keep-latest", 1, "--metric", "loss"), "--metric, --larger-is-better and --smaller-is-better go with"),
         (("--keep-best", 1, "--metric", "acc.top1"), "which acc.top1 is best? Add --larger-is-better or --smaller-is"),
         (("--keep-best", 1, "--metric", "x", "--larger-is-better", "--smaller-is-better"), "not allowed with argument"),
-        (("--keep-latest", 0), "must be an integer of at least 1"),
+        (("--keep-latest", 0), "expected an integer of at least 1"),
         (("--keep-latest", "x"), "invalid int value: 'x'"),
-        (("--keep-newer", "7"), "'7' is no duration: give it seconds, a timedelta, or a text such as '90m'"),
+        (("--keep-newer", "7"), "'7' is not a duration: expected seconds, a timedelta, or a text such as '90m'"),
     ]:
         assert teaches in det_core("gc", *wrong, check=2).stderr
     done = det_core("gc", "--keep-best", 1, "--metric", "val_loss", check=1)
@@ -329,7 +329,7 @@ def test_gc_says_why_each_stays_and_deletes_the_rest(home: Path, tmp_path: Path)
         done = det_core("gc", *keep, "--dry-run")
     verdicts = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
     for step, why in {
-        50: "stays: the latest, the newest that is whole",
+        50: "stays: the latest, the newest that is intact",
         40: "stays: every 40 steps",
         30: "stays: in use",
         20: "stays: the best by smallest loss",

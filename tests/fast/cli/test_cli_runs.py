@@ -75,7 +75,7 @@ def test_list_passes_over_a_journal_that_is_no_file(home: Path, kind: str, caplo
     rows = {row["run_id"]: row["state"] for row in json.loads(det_core("runs", "list", "--json").stdout)}
     assert rows == {other.run_id: "completed", damaged.run_id: "died"}
     assert len(det_core("runs", "list").stdout.splitlines()) == 3
-    assert f"{path} is no file, and is passed over" in caplog.text
+    assert f"ignoring {path}: not a regular file" in caplog.text
 
 
 def test_show(home: Path) -> None:

@@ -172,7 +172,7 @@ class TestLinks:
         recorder = Recorder()
         with alone() as distributed:
             context = recorder.context(distributed, tmp_path / "store")
-            with pytest.raises(ValueError, match="outside the folder"), context.store_path(STEPS) as (path, _):
+            with pytest.raises(ValueError, match="outside the directory"), context.store_path(STEPS) as (path, _):
                 fill(path)
                 (path / "link").symlink_to(tmp_path / "secret")
         assert recorder.registered == []
@@ -205,7 +205,7 @@ class TestLinks:
     def test_a_link_to_its_own_folder_is_refused(self, context: CheckpointContext, tmp_path: Path) -> None:
         source = fill(tmp_path / "source")
         (source / "sub" / "up").symlink_to("..")
-        with pytest.raises(ValueError, match=r"sub/up .*holds it"):
+        with pytest.raises(ValueError, match=r"sub/up .*contains it"):
             context.upload(source, STEPS)
 
     def test_links_in_a_circle_are_refused(self, context: CheckpointContext, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ class TestLinks:
         fill(source, {"a/x": b"x", "b/y": b"y"})
         (source / "a" / "b").symlink_to("../b")
         (source / "b" / "a").symlink_to("../a")
-        with pytest.raises(ValueError, match="holds it"):
+        with pytest.raises(ValueError, match="contains it"):
             context.upload(source, STEPS)
 
 
@@ -245,16 +245,16 @@ def test_folders_deeper_than_the_stack_of_python_are_stored(context: CheckpointC
     assert not (tmp_path / "store" / storage_id).exists()
 
 
-@pytest.mark.parametrize(("name", "kind"), [("metadata.json", "folder"), (".det_core", "file")])
+@pytest.mark.parametrize(("name", "kind"), [("metadata.json", "directory"), (".det_core", "file")])
 def test_name_of_ours_with_other_content_is_refused(
     context: CheckpointContext, name: str, kind: str, tmp_path: Path
 ) -> None:
     """To leave it out would lose it in silence."""
-    source = fill(tmp_path / "source", {f"{name}/mine" if kind == "folder" else name: b"mine"})
-    with pytest.raises(ValueError, match=f"{name} is a {kind} with a name that det_core itself uses"):
+    source = fill(tmp_path / "source", {f"{name}/mine" if kind == "directory" else name: b"mine"})
+    with pytest.raises(ValueError, match=f"{name} is a {kind} with a name that det_core uses itself"):
         context.upload(source, STEPS)
     with pytest.raises(ValueError, match=f"{name} is a {kind}"), context.store_path(STEPS) as (path, _):
-        fill(path, {f"{name}/mine" if kind == "folder" else name: b"mine"})
+        fill(path, {f"{name}/mine" if kind == "directory" else name: b"mine"})
     context.upload(source, STEPS, selector=lambda path: not path.startswith(name))
 
 
@@ -269,7 +269,7 @@ def test_what_is_no_file_is_refused(context: CheckpointContext, tmp_path: Path) 
 def test_a_name_that_is_not_utf8_is_refused(context: CheckpointContext, tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     (Path(os.fsdecode(os.fsencode(source) + b"/caf\xe9"))).write_text("x")
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with pytest.raises(ValueError, match="not a UTF-8 name"):
         context.upload(source, STEPS)
 
 

@@ -149,7 +149,7 @@ class TestUpload:
             with pytest.raises(ValueError, match=r"if_busy='later': expected 'wait' or 'refuse'"):
                 context.upload(source, STEPS, blocking=False, if_busy="later")  # type: ignore[arg-type]
             (source / "out").symlink_to("/etc/hostname")
-            with pytest.raises(ValueError, match="outside the folder"):
+            with pytest.raises(ValueError, match="outside the directory"):
                 context.upload(source, STEPS, blocking=False)
         assert not (tmp_path / "store").exists()
 

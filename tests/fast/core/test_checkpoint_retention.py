@@ -267,7 +267,7 @@ def test_metric_that_is_validated_after_the_second_checkpoint_is_not_doubted(
 
 
 def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="is no retention policy"):
+    with pytest.raises(TypeError, match="expected a policy such as"):
         Retention(3, DirectoryStore(tmp_path), "run")
 
 

@@ -152,7 +152,7 @@ def test_disk_full_for_a_while_loses_no_report(tmp_path: Path, mode: str, how: s
         assert rows() == [*range(1, STEPS + 1)]
         assert saved(after) == [*range(10, 101, 10), *range(210, 301, 10)] and refused == [*told]
         det_core("checkpoint", "verify", "--all")
-        assert len(re.findall(rf"cannot be written \(({FULL})\)", script.said())) == 1
+        assert len(re.findall(rf"cannot write the journal in .* \(({FULL})\)", script.said())) == 1
         assert status == 0
         if mode == "AUTO":
             assert drawn(Path(after["path"], "tensorboard", "rank-0")) == [*range(1, STEPS + 1)]
@@ -167,11 +167,11 @@ def test_disk_full_until_the_end_makes_run_incomplete(tmp_path: Path) -> None:
         script.goes_on()
         status, refused = script.ends()
         kept = rows()
-        (lost,) = re.findall(rf"ReportsLost: (\d+) report\(s\) could not be written to .*: ({FULL})", script.said())
+        (lost,) = re.findall(rf"ReportsLost: lost (\d+) report\(s\): cannot write to .*: ({FULL})", script.said())
         assert status == 1 and refused == [*range(110, 301, 10)]
         assert kept == [*range(1, len(kept) + 1)] and len(kept) >= 100
         assert len(kept) + int(lost[0]) == STEPS, "all but rows is kept in the room that was reserved"
         assert shown()["state"] == "incomplete"
-        assert re.search(r"det_core: run \S+ incomplete \(\d+ report\(s\) could not be written", script.said())
+        assert re.search(r"det_core: run \S+ incomplete \(lost \d+ report\(s\): cannot write", script.said())
         assert saved(shown()) == [*range(10, 101, 10)]
         det_core("checkpoint", "verify", "--all")

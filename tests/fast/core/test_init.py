@@ -56,8 +56,8 @@ def test_init_several_ranks_without_distributed_is_rejected(monkeypatch: pytest.
     ("variable", "value", "said"),
     [
         ("DET_CORE_RESUME", "nosuch", "RunNotFound: no run 'nosuch' in .*/home/runs; det-core runs list shows"),
-        ("DET_CORE_HOME", "/proc/no", "RunError: a run cannot be kept in /proc/no/runs: .* Set DET_CORE_HOME"),
-        ("DET_CORE_HOME", "FOLDER/file", "RunError: a run cannot be kept in .*/file/runs: .* Set DET_CORE_HOME"),
+        ("DET_CORE_HOME", "/proc/no", "RunError: cannot create a run in /proc/no/runs: .* set DET_CORE_HOME"),
+        ("DET_CORE_HOME", "FOLDER/file", "RunError: cannot create a run in .*/file/runs: .* set DET_CORE_HOME"),
         ("DET_CORE_HOME", "~nosuch/home", "ValueError: DET_CORE_HOME=~nosuch/home: ~nosuch has no home directory"),
         ("DET_CORE_GRACE", "abc", "ValueError: DET_CORE_GRACE='abc': expected a number of seconds above 0"),
         ("DET_CORE_TIMEOUT", "-1", "ValueError: DET_CORE_TIMEOUT='-1': expected a number of seconds above 0"),

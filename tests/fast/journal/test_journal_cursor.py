@@ -18,7 +18,7 @@ def journal(folder: Path, restart: int = 0, rank: int = 0, run_id: str = "r") ->
 
 
 def carry(cursor: Cursor) -> list[int]:
-    """The numbers of all that is new."""
+    """Return the numbers of all new records, and advance past them."""
     found = []
     while lines := cursor.read():
         found += [line.seq for line in lines]
@@ -27,7 +27,7 @@ def carry(cursor: Cursor) -> list[int]:
     return found
 
 
-def test_what_is_new_in_order_and_as_it_stands(tmp_path: Path) -> None:
+def test_read_returns_new_lines_in_order_as_written(tmp_path: Path) -> None:
     j, cursor = journal(tmp_path), Cursor(tmp_path, 0, 0)
     assert cursor.read() == []
     j.metrics("training", 1, {"loss": float("nan"), "text": "NaN"})
@@ -49,7 +49,7 @@ def test_what_is_new_in_order_and_as_it_stands(tmp_path: Path) -> None:
     j.close()
 
 
-def test_small_bites_and_lines_longer_than_a_bite(tmp_path: Path) -> None:
+def test_read_with_small_chunks_returns_every_line(tmp_path: Path) -> None:
     j = journal(tmp_path)
     for step in range(12):
         j.metrics("training", step, {"text": "x" * (step * 300_000)})
@@ -59,7 +59,7 @@ def test_small_bites_and_lines_longer_than_a_bite(tmp_path: Path) -> None:
     assert carry(cursor) == list(range(12))
 
 
-def test_it_goes_on_where_another_process_stopped(tmp_path: Path) -> None:
+def test_cursor_of_a_new_process_continues_at_saved_offset(tmp_path: Path) -> None:
     j = journal(tmp_path)
     for step in range(10):
         j.metrics("training", step, {"a": step})
@@ -77,7 +77,7 @@ def test_it_goes_on_where_another_process_stopped(tmp_path: Path) -> None:
     j.close()
 
 
-def test_several_files_of_a_process_count_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cursor_over_several_files_counts_them_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier versions went on in a second file after trouble."""
     j = journal(tmp_path)
     for step in range(6):
@@ -97,7 +97,7 @@ def test_several_files_of_a_process_count_as_one(tmp_path: Path, monkeypatch: py
     assert carry(Cursor(tmp_path, 0, 0)) == [6], "what a client adds is behind all that was carried"
 
 
-def test_a_line_that_is_not_ended_waits(tmp_path: Path) -> None:
+def test_read_before_end_of_line_returns_nothing(tmp_path: Path) -> None:
     j, cursor = journal(tmp_path), Cursor(tmp_path, 0, 0)
     j.metrics("training", 1, {"a": 1})
     path = tmp_path / "journal-0-0.jsonl"
@@ -111,7 +111,7 @@ def test_a_line_that_is_not_ended_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_a_file_that_was_deleted_and_is_there_again_doubles_nothing(tmp_path: Path, what: str) -> None:
+def test_cursor_after_restored_file_repeats_no_record(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "run"
     j, cursor = open_journal(folder), Cursor(folder, 0, 0)
     with failing(3, part=True, only="write"):
@@ -133,7 +133,7 @@ def carry_nothing(cursor: Cursor) -> bool:
     return cursor.read() == [] and cursor.offset == before
 
 
-def test_one_for_each_process_that_wrote(tmp_path: Path) -> None:
+def test_open_cursors_returns_one_per_process(tmp_path: Path) -> None:
     for restart, rank, run_id in ((0, 0, "a"), (0, 1, "a"), (1, 0, "b")):
         j = journal(tmp_path, restart, rank, run_id)
         j.record("status", {"status": "x"})
@@ -143,7 +143,7 @@ def test_one_for_each_process_that_wrote(tmp_path: Path) -> None:
     assert open_cursors(tmp_path / "none") == []
 
 
-def test_a_header_that_was_torn_comes_again(tmp_path: Path) -> None:
+def test_torn_header_is_written_again(tmp_path: Path) -> None:
     with failing(0, more=2, part=True, only="write"):
         j = journal(tmp_path, run_id="a")
         for step in range(4):

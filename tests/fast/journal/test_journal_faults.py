@@ -47,14 +47,14 @@ def scenario(folder: Path, journal: Journal, *, delete: bool = False) -> int:
     try:
         journal.close()
     except ReportsLost as e:
-        count = re.match(r"(\d+) report\(s\) could not be written to", str(e))
+        count = re.match(r"lost (\d+) report\(s\): cannot write to", str(e))
         assert count and str(folder) in str(e)
         return int(count[1])
     return 0
 
 
 def kept(folder: Path) -> int:
-    """How many of the scenario's records are there, each of them right."""
+    """Return the number of the scenario's records that are on disk, and check each."""
     if not any(folder.glob("journal-*.jsonl")):
         return 0
     run = read_run(folder)
@@ -67,7 +67,7 @@ CODES = (errno.EIO, errno.ENOSPC)
 
 
 @pytest.mark.parametrize(("part", "delete"), [(False, False), (True, True)], ids=["", "part-deleted"])
-def test_any_one_call_that_fails_costs_nothing(
+def test_one_failing_call_loses_no_report(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: bool, delete: bool
 ) -> None:
     for at in range(1000):
@@ -76,14 +76,14 @@ def test_any_one_call_that_fails_costs_nothing(
         with failing(at, code=CODES[at % 2], part=part) as system:
             assert scenario(folder, open_journal(folder), delete=delete) == 0
         assert kept(folder) == 12, (at, system.calls)
-        assert sum("cannot be written" in r.message for r in caplog.records) <= 1
+        assert sum("cannot write the journal" in r.message for r in caplog.records) <= 1
         if not system.failed:
             break
     assert at > 15
 
 
 @pytest.mark.parametrize(("more", "delete"), [(1, True), (3, False), (10_000, False), (10_000, True)])
-def test_a_run_of_failures_costs_no_more_than_close_says(
+def test_repeated_failures_lose_as_many_reports_as_close_says(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, more: int, delete: bool
 ) -> None:
     for at in range(1000):
@@ -96,14 +96,14 @@ def test_a_run_of_failures_costs_no_more_than_close_says(
         assert kept(folder) + lost >= 12, (at, system.calls)
         if not delete:
             assert kept(folder) + lost == 12, (at, system.calls)
-        warnings = [r for r in caplog.records if r.levelno >= logging.WARNING and "cannot be written" in r.message]
+        warnings = [r for r in caplog.records if "cannot write the journal" in r.message]
         assert len(warnings) <= 1
         if not system.failed:
             break
     assert at > 15
 
 
-def test_a_report_on_a_dead_disk_returns_and_one_warning_appears(
+def test_reports_on_a_dead_disk_return_and_warn_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_bytes(monkeypatch, 2000)
@@ -112,19 +112,15 @@ def test_a_report_on_a_dead_disk_returns_and_one_warning_appears(
         for step in range(500):
             journal.metrics("training", step, {"loss": step})
         assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
-            f"the journal in {tmp_path / 'run'} cannot be written (No space left on device). Training goes on; reports "
-            "are kept in memory, up to 0 MB, and written when that is possible again."
+            f"cannot write the journal in {tmp_path / 'run'} (No space left on device): keeping up to 0 MB of reports "
+            "in memory, and retrying"
         ]
-        with pytest.raises(
-            ReportsLost, match=r"500 report\(s\) could not be written to .*run: No space left on device"
-        ):
+        with pytest.raises(ReportsLost, match=r"lost 500 report\(s\): cannot write to .*run: No space left on device"):
             journal.close()
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backlog_over_its_limit_counts_lost_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_bytes(monkeypatch, 1000)
     with failing(5, more=10_000, only="write") as system:
         journal = open_journal(tmp_path)
@@ -140,7 +136,7 @@ def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "home"])
-def test_what_is_deleted_is_written_again(
+def test_deleted_journal_is_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 3600.0)  # only flush and close look
@@ -156,16 +152,16 @@ def test_what_is_deleted_is_written_again(
             journal.flush()
             assert len(written(folder)) == step + 1
             assert (folder / "journal-0-0.jsonl").read_bytes().startswith(before), "a cursor may stand in it"
-    with pytest.raises(ValueError, match="step 30, key 'a': 30 was"):
+    with pytest.raises(ValueError, match="step 30, key 'a' changed from 30"):
         journal.metrics("training", 30, {"a": 1})
     journal.close()
     assert written(folder) == {step: {"a": step} for step in range(1000)}
     assert [path.name for path in folder.iterdir()] == ["journal-0-0.jsonl"]
-    assert "journal-0-0.jsonl was deleted; it is there again, with its records" in caplog.text
+    assert f"restored deleted journal file {folder}" in caplog.text
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) -> None:
+def test_run_deleted_while_written_keeps_its_name(home: Path) -> None:
     run = RunFolder.create(home, name="job")
     run.begin_restart({"argv": ["python", "train.py"]})
     before = (run.path / "run.json").read_bytes()
@@ -184,7 +180,7 @@ def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) ->
 
 @pytest.mark.parametrize("look", ["with each report", "at the flush and the close"])
 @pytest.mark.parametrize("again", [False, True])
-def test_folder_moved_while_it_is_written_is_written_again(
+def test_run_directory_moved_while_written_is_restored(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, look: str, again: bool
 ) -> None:
     """Later checkpoints went to a folder that no list showed, and reports to another one."""
@@ -208,13 +204,13 @@ def test_folder_moved_while_it_is_written_is_written_again(
     (summary,) = list_runs(home)
     assert (summary.name, summary.state) == ("job", "completed")
     (warning,) = caplog.records
-    assert f"was moved while it was written, to {home / 'moved' / 'journal-0-0.jsonl'}" in warning.message
+    assert f"was moved to {home / 'moved' / 'journal-0-0.jsonl'} while it was written" in warning.message
 
 
 @pytest.mark.parametrize("size", [0, 300, "all but a byte"])
 @pytest.mark.parametrize("look", ["with each report", "at the flush and the close"])
 @pytest.mark.parametrize("outcome", ["completed", "failed"])
-def test_journal_truncated_while_it_is_written_is_incomplete(
+def test_journal_truncated_while_written_makes_run_incomplete(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: Any, look: str, outcome: str
 ) -> None:
     monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 0.0 if look == "with each report" else 3600.0)
@@ -243,7 +239,7 @@ def test_journal_truncated_while_it_is_written_is_incomplete(
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_inode_numbers_that_change_are_no_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changing_inode_numbers_do_not_count_as_a_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As some file systems in user space give them."""
 
     class Unstable(Os):
@@ -260,7 +256,7 @@ def test_inode_numbers_that_change_are_no_move(tmp_path: Path, monkeypatch: pyte
     assert len(lines(tmp_path)) == 6
 
 
-def test_a_torn_file_that_is_deleted_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_torn_file_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     with failing(5, part=True, only="write"):
         monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 3600.0)
@@ -275,7 +271,7 @@ def test_a_torn_file_that_is_deleted_costs_no_line(tmp_path: Path, monkeypatch: 
     assert read_run(folder).torn_lines == 1
 
 
-def test_how_the_run_ended_is_kept_although_the_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcome_is_kept_with_a_full_backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_bytes(monkeypatch, 500)
     with failing(5, more=10_000, only="write") as system:
         journal = open_journal(tmp_path)
@@ -291,7 +287,7 @@ def test_how_the_run_ended_is_kept_although_the_memory_is_full(tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == ["journal-0-0.jsonl"], "there was room in the end"
 
 
-def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_restored_raises_at_close(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     journal = open_journal(folder)
     for step in range(10):
@@ -300,24 +296,22 @@ def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> No
     folder.write_text("in the way")
     for step in range(10, 20):
         journal.metrics("training", step, {"a": step})
-    with pytest.raises(
-        ReportsLost, match=r"20 report\(s\) could not be written to .*run: (File exists|Not a directory)"
-    ):
+    with pytest.raises(ReportsLost, match=r"lost 20 report\(s\): cannot write to .*run: (File exists|Not a directory)"):
         journal.close()
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_something_else_in_the_files_place_makes_nobody_wait(tmp_path: Path, kind: str) -> None:
+def test_pipe_or_directory_in_place_of_the_journal_blocks_nothing(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "journal-0-0.jsonl"
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"a": 1})
-    with pytest.raises(ReportsLost, match=r"1 report\(s\) could not be written"):
+    with pytest.raises(ReportsLost, match=r"lost 1 report\(s\): cannot write"):
         journal.close()
 
 
 @pytest.mark.usefixtures("quick_retries")
-def test_a_full_disk_then_space_again(tmp_path: Path) -> None:
+def test_disk_full_for_a_while_loses_nothing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "256k") as disk:
         journal = open_journal(disk / "run")
         journal.metrics("training", 0, {"a": 0})
@@ -334,7 +328,7 @@ def test_a_full_disk_then_space_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("outcome", "state"), [("completed", "incomplete"), ("stopped", "incomplete"), ("failed", "failed")]
 )
-def test_a_disk_that_stays_full(tmp_path: Path, outcome: str, state: str) -> None:
+def test_disk_full_to_the_end_keeps_the_outcome_in_the_reserve(tmp_path: Path, outcome: str, state: str) -> None:
     """The run was shown as one that died, although it said completed. How it ended goes into room kept for that."""
     with small_disk(tmp_path / "disk", "256k") as disk:
         journal = open_journal(disk / "run")
@@ -354,7 +348,7 @@ def test_a_disk_that_stays_full(tmp_path: Path, outcome: str, state: str) -> Non
         assert not list((disk / "run").glob("*.reserve"))
 
 
-def test_what_a_killed_process_kept_for_its_end_is_given_back(home: Path) -> None:
+def test_reserve_of_a_killed_process_is_removed_by_the_next_restart(home: Path) -> None:
     run = RunFolder.create(home, name="job")
     run.begin_restart()
     journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
@@ -367,7 +361,7 @@ def test_what_a_killed_process_kept_for_its_end_is_given_back(home: Path) -> Non
     journal.close()
 
 
-def test_a_disk_that_is_full_at_any_byte_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_at_any_byte_of_a_line_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = set()
     for room in range(400, 900):
         folder = tmp_path / str(room)
@@ -397,7 +391,7 @@ class _Room(Os):
         return done
 
 
-def test_a_report_does_not_wait_for_a_slow_disk_to_be_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_during_a_slow_flush_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``flush()`` held the lock for as long as fsync took."""
     syncing, go_on = threading.Event(), threading.Event()
 
@@ -419,7 +413,7 @@ def test_a_report_does_not_wait_for_a_slow_disk_to_be_flushed(tmp_path: Path, mo
     journal.close()
 
 
-def test_a_flush_forces_the_file_and_its_name_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_syncs_file_and_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[bool] = []
 
     class Noting(Os):
@@ -436,9 +430,7 @@ def test_a_flush_forces_the_file_and_its_name_to_the_disk(tmp_path: Path, monkey
     journal.close()
 
 
-def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_handler_during_a_write_may_raise_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupting(Os):
         def __init__(self) -> None:
             self.todo: list[Any] = []
@@ -461,13 +453,13 @@ def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(
         journal.metrics("training", 1, {"a": 1})
     system.todo = [lambda: journal.metrics("training", 3, {"a": 3})]
     journal.metrics("training", 2, {"a": 2})
-    with pytest.raises(ValueError, match="step 3, key 'a': 3 was reported before"):
+    with pytest.raises(ValueError, match="step 3, key 'a' changed from 3 to"):
         journal.metrics("training", 3, {"a": -1})
     journal.metrics("training", 4, {"a": 4})
     for step in range(5):
         journal.metrics("training", step, {"a": step})
         if step != 1:  # its call did not return
-            with pytest.raises(ValueError, match="was reported before"):
+            with pytest.raises(ValueError, match="reported values are immutable"):
                 journal.metrics("training", step, {"a": -1})
     journal.close()
     assert written(tmp_path) == {step: {"a": step} for step in range(5)}
@@ -475,7 +467,7 @@ def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(
     assert len(seqs) == len(set(seqs))
 
 
-def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> None:
+def test_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> None:
     from det_core.errors import ContextClosed
 
     journal = open_journal(tmp_path)

@@ -36,7 +36,7 @@ damage = st.lists(
 
 
 @given(damage, st.booleans())
-def test_damage_costs_the_lines_it_hits_and_no_more(hits: list[tuple[str, float, int]], truncate: bool) -> None:
+def test_damaged_lines_hide_no_others(hits: list[tuple[str, float, int]], truncate: bool) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole = journal_of(folder, 12)
@@ -65,7 +65,7 @@ def test_damage_costs_the_lines_it_hits_and_no_more(hits: list[tuple[str, float,
         assert run.torn_lines <= len(bytes(data).split(b"\n"))
 
 
-def test_torn_lines_are_skipped_and_counted_wherever_they_stand(tmp_path: Path) -> None:
+def test_torn_lines_anywhere_are_skipped_and_counted(tmp_path: Path) -> None:
     whole = journal_of(tmp_path, 4).split(b"\n")
     whole[0] = whole[0][:-5]  # the header
     whole[3] = whole[3][10:]  # the row of step 1
@@ -98,7 +98,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("line", FOREIGN)
-def test_json_that_is_no_record_is_torn(tmp_path: Path, line: bytes) -> None:
+def test_json_of_another_shape_counts_as_torn(tmp_path: Path, line: bytes) -> None:
     journal_of(tmp_path, 2)
     with open(tmp_path / "journal-0-0.jsonl", "ab") as f:
         f.write(line + b"\n")
@@ -108,7 +108,7 @@ def test_json_that_is_no_record_is_torn(tmp_path: Path, line: bytes) -> None:
     assert len(run.rows("training")) == 2
 
 
-def test_a_record_that_stands_twice_counts_once(tmp_path: Path) -> None:
+def test_duplicated_record_counts_once(tmp_path: Path) -> None:
     data = journal_of(tmp_path, 5)
     (tmp_path / "journal-0-0.1.jsonl").write_bytes(b"\n" + data)
     run = read_run(tmp_path)
@@ -117,7 +117,7 @@ def test_a_record_that_stands_twice_counts_once(tmp_path: Path) -> None:
     assert run.torn_lines == 0
 
 
-def test_rows_of_several_ranks_are_merged(tmp_path: Path) -> None:
+def test_rows_of_several_ranks_at_one_step_are_merged(tmp_path: Path) -> None:
     for rank in (1, 0, 2):
         journal = open_journal(tmp_path, rank=rank)
         for step in (1, 2):
@@ -132,7 +132,7 @@ def test_rows_of_several_ranks_are_merged(tmp_path: Path) -> None:
     assert [row.metrics["util"] for row in read_run(tmp_path).rows("cpu")] == [0, 1, 2]
 
 
-def test_a_run_may_have_more_ranks_than_a_process_may_open_files(tmp_path: Path) -> None:
+def test_run_with_more_ranks_than_open_files_is_read(tmp_path: Path) -> None:
     for rank in range(120):
         journal = open_journal(tmp_path, rank=rank)
         for step in range(2):
@@ -147,7 +147,7 @@ def test_a_run_may_have_more_ranks_than_a_process_may_open_files(tmp_path: Path)
     assert {step: len(metrics) for step, metrics in found.items()} == {0: 120, 1: 120}
 
 
-def test_rows_come_in_the_order_of_their_steps_and_rows_without_one_in_theirs(tmp_path: Path) -> None:
+def test_rows_are_ordered_by_step_and_those_without_by_report(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     for step in (5, 1, None, 3, None):
         journal.metrics("g", step, {"a": step})
@@ -156,7 +156,7 @@ def test_rows_come_in_the_order_of_their_steps_and_rows_without_one_in_theirs(tm
     assert read_run(tmp_path).rows("h") == []
 
 
-def test_the_example_of_a_resumed_run(tmp_path: Path) -> None:
+def test_resumed_run_supersedes_repeated_steps(tmp_path: Path) -> None:
     for restart, first, last in ((0, 1, 80), (1, 51, 70), (2, 61, 100)):
         journal = open_journal(tmp_path, restart=restart)
         if restart:
@@ -179,7 +179,7 @@ def test_the_example_of_a_resumed_run(tmp_path: Path) -> None:
     assert run.starts == 3
 
 
-def test_rows_beyond_the_restored_step_are_superseded_at_once(tmp_path: Path) -> None:
+def test_rows_beyond_a_restored_step_are_superseded_at_once(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     for step in range(1, 11):
         journal.metrics("training", step, {"a": step})
@@ -193,7 +193,7 @@ def test_rows_beyond_the_restored_step_are_superseded_at_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("outcome", ["completed", "failed", "preempted"])
-def test_a_run_that_ended_says_how(home: Path, outcome: str) -> None:
+def test_state_of_an_ended_run_is_its_outcome(home: Path, outcome: str) -> None:
     run = one_run(home, outcome=outcome)
     assert run.state == outcome
     folder = RunFolder.open(home, run.run_id)
@@ -203,7 +203,7 @@ def test_a_run_that_ended_says_how(home: Path, outcome: str) -> None:
     assert read_run(run.path).state == "died"  # the new restart ended without a word
 
 
-def test_a_run_whose_process_was_killed_died(home: Path) -> None:
+def test_state_of_a_killed_run_is_died(home: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from det_core.journal import *\n"
         "folder = RunFolder.create(Path(sys.argv[1]), name='x'); folder.begin_restart()\n"
@@ -219,7 +219,7 @@ def test_a_run_whose_process_was_killed_died(home: Path) -> None:
     assert read_run(path).state == "died"
 
 
-def test_records_and_what_was_set_last(tmp_path: Path) -> None:
+def test_records_are_sorted_and_properties_return_the_last(tmp_path: Path) -> None:
     for restart in (0, 1):
         journal = open_journal(tmp_path, restart=restart)
         for n in (1, 2):
@@ -240,7 +240,7 @@ def test_records_and_what_was_set_last(tmp_path: Path) -> None:
     assert "0.1" in repr(records[0])
 
 
-def test_a_run_is_read_without_its_run_json(home: Path) -> None:
+def test_run_without_run_json_is_read(home: Path) -> None:
     run = one_run(home)
     (run.path / "run.json").unlink()
     again = read_run(run.path)
@@ -250,7 +250,7 @@ def test_a_run_is_read_without_its_run_json(home: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
-def test_a_broken_run_json_is_passed_over(home: Path, content: bytes) -> None:
+def test_broken_run_json_is_ignored(home: Path, content: bytes) -> None:
     run = one_run(home)
     (run.path / "run.json").write_bytes(content)
     again = read_run(run.path)
@@ -259,7 +259,7 @@ def test_a_broken_run_json_is_passed_over(home: Path, content: bytes) -> None:
     assert listed.state == "completed"
 
 
-def test_what_is_no_run(tmp_path: Path, home: Path) -> None:
+def test_directory_without_a_run_raises_run_not_found(tmp_path: Path, home: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(RunNotFound, match=str(path)):
             read_run(path)
@@ -271,7 +271,7 @@ def test_what_is_no_run(tmp_path: Path, home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["journal-0-0.jsonl", "journal-0-1.jsonl", "run.json", "run.lock"])
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_one_damaged_run_hides_no_other(home: Path, caplog: pytest.LogCaptureFixture, name: str, kind: str) -> None:
+def test_damaged_run_hides_no_other_run(home: Path, caplog: pytest.LogCaptureFixture, name: str, kind: str) -> None:
     """A folder in a journal's place broke the list of all runs, and a pipe made it wait for ever."""
     other, damaged = one_run(home), one_run(home)
     path = damaged.path / name
@@ -280,7 +280,7 @@ def test_one_damaged_run_hides_no_other(home: Path, caplog: pytest.LogCaptureFix
     runs = {run.run_id: run.state for run in list_runs(home)}
     assert runs.keys() == {other.run_id, damaged.run_id} and runs[other.run_id] == "completed"
     assert read_run(damaged.path).state == ("died" if name.startswith("journal") else "completed")
-    assert f"{path} is no file, and is passed over" in caplog.text
+    assert f"ignoring {path}: not a regular file" in caplog.text
     assert len(read_run(damaged.path).rows("training")) == (0 if name == "journal-0-0.jsonl" else 3)
     for cursor in open_cursors(damaged.path):
         assert cursor.count_remaining() == len(cursor.read())
@@ -320,12 +320,12 @@ def kill_once(folder: Path, restart: int, after: int) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 17, 400])
-def test_a_report_whose_call_returned_survives_kill_9(tmp_path: Path, after: int) -> None:
+def test_returned_report_survives_kill_9(tmp_path: Path, after: int) -> None:
     kill_once(tmp_path, 0, after)
     assert read_run(tmp_path).torn_lines <= 1  # the report under way, whose call had not returned
 
 
-def test_lines_end_with_a_newline_each(tmp_path: Path) -> None:
+def test_every_line_ends_with_a_newline(tmp_path: Path) -> None:
     journal_of(tmp_path, 3)
     assert len(lines(tmp_path)) == 7
     assert (tmp_path / "journal-0-0.jsonl").read_bytes().endswith(b"\n")

@@ -1,4 +1,4 @@
-"""What is reported is what is read back."""
+"""Reports and the rows that are read back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ reports = st.dictionaries(text, values, max_size=5)
 
 
 @given(st.lists(st.tuples(reports, st.none() | st.lists(reports, max_size=3)), max_size=8))
-def test_every_report_comes_back_as_it_was(given_rows: list[tuple[dict[str, Any], Any]]) -> None:
+def test_every_report_is_read_back_unchanged(given_rows: list[tuple[dict[str, Any], Any]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         journal = open_journal(folder)
@@ -44,7 +44,7 @@ def test_every_report_comes_back_as_it_was(given_rows: list[tuple[dict[str, Any]
 
 
 @given(reports)
-def test_the_fast_and_the_careful_path_write_the_same(metrics: dict[str, Any]) -> None:
+def test_fast_and_slow_path_write_equal_lines(metrics: dict[str, Any]) -> None:
     class Report(dict[str, Any]):  # not exactly a dict: takes the careful path
         pass
 
@@ -58,7 +58,7 @@ def test_the_fast_and_the_careful_path_write_the_same(metrics: dict[str, Any]) -
         assert same(found[1], found[2])
 
 
-def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_floats_are_read_back_bit_for_bit(tmp_path: Path) -> None:
     numbers = [0.1, -0.0, 5e-324, 1.7976931348623157e308, 2**53 + 1, 1 / 3, math.pi]
     journal = open_journal(tmp_path)
     for step, number in enumerate(numbers):
@@ -69,7 +69,7 @@ def test_floats_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert math.copysign(1, found[1]["x"]) == -1
 
 
-def test_a_line_can_be_read_by_any_json_reader(tmp_path: Path) -> None:
+def test_line_is_plain_json(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, trial_id=7)
     journal.metrics("training", 3, {"loss": 0.5, "bad": math.nan, "word": "NaN"})
     journal.record("status", {"status": "fit"})
@@ -95,14 +95,14 @@ def test_a_line_can_be_read_by_any_json_reader(tmp_path: Path) -> None:
     assert status == {"kind": "status", "seq": 1, "body": {"status": "fit"}}
 
 
-def test_no_file_is_made_before_the_first_record(tmp_path: Path) -> None:
+def test_journal_without_records_creates_no_file(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.flush()
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_journal_of_the_same_process_continues_the_numbers(tmp_path: Path) -> None:
+def test_second_journal_of_a_process_continues_its_numbers(tmp_path: Path) -> None:
     for word in ("a", "b"):
         journal = open_journal(tmp_path)
         journal.record("status", {"status": word})
@@ -111,7 +111,7 @@ def test_a_second_journal_of_the_same_process_continues_the_numbers(tmp_path: Pa
 
 
 @pytest.mark.parametrize("later", ["metrics", "record"])
-def test_a_report_after_close_says_so(tmp_path: Path, later: str) -> None:
+def test_report_after_close_raises_context_closed(tmp_path: Path, later: str) -> None:
     from det_core.errors import ContextClosed
 
     journal = open_journal(tmp_path)

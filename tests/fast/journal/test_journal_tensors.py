@@ -25,8 +25,8 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("value", "read"), ACCEPTED)
-def test_accepted_tensors_come_back(tmp_path: Path, value: Any, read: Any) -> None:
-    values.test_accepted_values_come_back(tmp_path, value, read)
+def test_accepted_tensors_are_read_back(tmp_path: Path, value: Any, read: Any) -> None:
+    values.test_accepted_values_are_read_back(tmp_path, value, read)
 
 
 @pytest.mark.parametrize(
@@ -38,22 +38,22 @@ def test_accepted_tensors_come_back(tmp_path: Path, value: Any, read: Any) -> No
         ({"a": torch.zeros(101, 100)}, ValueError, r'metrics\["a"\] is .*[Tt]ensor of 10,100 elements.*its mean'),
     ],
 )
-def test_a_tensor_json_cannot_hold_is_refused_by_its_path(
+def test_tensor_beyond_json_is_rejected_by_its_path(
     tmp_path: Path, metrics: Any, error: type[Exception], message: str
 ) -> None:
-    values.test_a_value_json_cannot_hold_is_refused_by_its_path(tmp_path, metrics, error, message)
+    values.test_value_beyond_json_is_rejected_by_its_path(tmp_path, metrics, error, message)
 
 
 @pytest.mark.parametrize("steps", [torch.tensor(True), torch.tensor(1.0)])
-def test_steps_that_are_no_integer_are_refused(tmp_path: Path, steps: Any) -> None:
-    values.test_steps_that_are_no_integer_are_refused(tmp_path, steps, TypeError)
+def test_steps_other_than_integers_are_rejected(tmp_path: Path, steps: Any) -> None:
+    values.test_steps_other_than_integers_are_rejected(tmp_path, steps, TypeError)
 
 
-def test_a_tensor_with_an_integer_is_a_step(tmp_path: Path) -> None:
-    values.test_integers_of_other_kinds_are_steps(tmp_path, torch.tensor(3))
+def test_integer_tensor_is_accepted_as_step(tmp_path: Path) -> None:
+    values.test_integers_of_other_types_are_accepted_as_steps(tmp_path, torch.tensor(3))
 
 
-def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
+def test_value_changed_after_the_report_keeps_its_row(tmp_path: Path) -> None:
     journal, loss = open_journal(tmp_path), torch.tensor(0.5)
     for step in (1, 2):
         journal.metrics("training", step, {"loss": loss})
@@ -65,7 +65,7 @@ def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
-def test_what_a_signal_handler_raises_while_a_tensor_is_read_comes_out(
+def test_error_of_a_signal_handler_during_a_tensor_read_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """orjson makes a TypeError of whatever its ``default`` raises, as of a value of no known type."""

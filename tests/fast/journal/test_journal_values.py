@@ -1,4 +1,4 @@
-"""What may be reported, and what is refused with the path of the key, before anything is written."""
+"""Accepted values, and values that are rejected with the path of their key before anything is written."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ ACCEPTED = [
 @pytest.mark.parametrize(
     ("value", "read"), ACCEPTED, ids=[f"{type(v).__name__}-{n}" for n, (v, _) in enumerate(ACCEPTED)]
 )
-def test_accepted_values_come_back(tmp_path: Path, value: Any, read: Any) -> None:
+def test_accepted_values_are_read_back(tmp_path: Path, value: Any, read: Any) -> None:
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"v": value, "list": [value]})  # the careful path
     journal.metrics("training", 2, {"v": value, "list": [value]})  # what the fast one makes of it
@@ -115,9 +115,9 @@ REFUSED = [
     ({"a": "\ud800"}, ValueError, r'metrics\["a"\]: a string with a lone surrogate'),
     ({"\ud800": 1}, ValueError, r'metrics\["\\ud800"\]: a string with a lone surrogate'),
     ({"a": b"\xff"}, ValueError, r'metrics\["a"\]: these bytes are not UTF-8'),
-    ({1.5: 1}, TypeError, r"a key of metrics is 1.5, a float: keys must be str"),
-    ({"a": {None: 1}}, TypeError, r'a key of metrics\["a"\] is None'),
-    ({True: 1}, TypeError, "a key of metrics is True, a bool"),
+    ({1.5: 1}, TypeError, r"metrics has the key 1.5, a float: keys must be str"),
+    ({"a": {None: 1}}, TypeError, r'metrics\["a"\] has the key None'),
+    ({True: 1}, TypeError, "metrics has the key True, a bool"),
     ({1: 1, "1": 2}, ValueError, "two keys that are '1' in JSON"),
     ([("a", 1)], TypeError, "metrics must be a dict, not a list"),
     (None, TypeError, "metrics must be a dict, not a NoneType"),
@@ -126,7 +126,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("metrics", "error", "message"), REFUSED, ids=[r[2][:40] for r in REFUSED])
-def test_a_value_json_cannot_hold_is_refused_by_its_path(
+def test_value_beyond_json_is_rejected_by_its_path(
     tmp_path: Path, metrics: Any, error: type[Exception], message: str
 ) -> None:
     journal = open_journal(tmp_path)
@@ -147,7 +147,7 @@ def test_a_value_json_cannot_hold_is_refused_by_its_path(
     assert written(tmp_path) == {1: {"ok": 1}, 2: {"ok": 2}}
 
 
-def test_a_structure_that_contains_itself_is_refused(tmp_path: Path) -> None:
+def test_structure_that_contains_itself_is_rejected(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     loop: dict[str, Any] = {"a": []}
     loop["a"].append(loop)
@@ -170,7 +170,7 @@ def test_a_structure_that_contains_itself_is_refused(tmp_path: Path) -> None:
         ("\ud800", ValueError),
     ],
 )
-def test_a_group_that_is_no_name_is_refused(tmp_path: Path, group: Any, error: type[Exception]) -> None:
+def test_invalid_group_name_is_rejected(tmp_path: Path, group: Any, error: type[Exception]) -> None:
     journal = open_journal(tmp_path)
     with pytest.raises(error, match="group"):
         journal.metrics(group, 1, {"a": 1})
@@ -192,7 +192,7 @@ def test_a_group_that_is_no_name_is_refused(tmp_path: Path, group: Any, error: t
         (2**65, ValueError),
     ],
 )
-def test_steps_that_are_no_integer_are_refused(tmp_path: Path, steps: Any, error: type[Exception]) -> None:
+def test_steps_other_than_integers_are_rejected(tmp_path: Path, steps: Any, error: type[Exception]) -> None:
     journal = open_journal(tmp_path)
     for _ in range(2):
         with pytest.raises(error, match="steps_completed must be"):
@@ -203,14 +203,14 @@ def test_steps_that_are_no_integer_are_refused(tmp_path: Path, steps: Any, error
 
 
 @pytest.mark.parametrize("steps", [np.int64(3), np.uint8(3), Level.LOW])
-def test_integers_of_other_kinds_are_steps(tmp_path: Path, steps: Any) -> None:
+def test_integers_of_other_types_are_accepted_as_steps(tmp_path: Path, steps: Any) -> None:
     journal = open_journal(tmp_path)
     journal.metrics("training", steps, {"a": 1})
     journal.close()
     assert written(tmp_path) == {int(steps): {"a": 1}}
 
 
-def test_a_validation_metric_needs_a_value(tmp_path: Path) -> None:
+def test_validation_metric_of_none_is_rejected(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     for _ in range(2):
         with pytest.raises(ValueError, match=r'metrics\["acc"\] is None'):
@@ -222,7 +222,7 @@ def test_a_validation_metric_needs_a_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batches", [{"a": 1}, "ab", 3, [1], [{"a": 1}, None]])
-def test_batch_metrics_are_a_list_of_dicts(tmp_path: Path, batches: Any) -> None:
+def test_batch_metrics_other_than_dicts_are_rejected(tmp_path: Path, batches: Any) -> None:
     journal = open_journal(tmp_path)
     with pytest.raises(TypeError, match="batch_metrics"):
         journal.metrics("training", 1, {"a": 1}, batches)
@@ -230,7 +230,7 @@ def test_batch_metrics_are_a_list_of_dicts(tmp_path: Path, batches: Any) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
+def test_value_changed_after_the_report_keeps_its_row(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     array, nested = np.ones(2), {"a": [1]}
     for step in (1, 2):
@@ -244,7 +244,7 @@ def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", ["training", "validation"])
-def test_a_row_of_training_needs_its_step(tmp_path: Path, group: str) -> None:
+def test_training_row_without_a_step_is_rejected(tmp_path: Path, group: str) -> None:
     journal = open_journal(tmp_path)
     with pytest.raises(TypeError, match="steps_completed must be an int, not NoneType: None"):
         journal.metrics(group, None, {"a": 1})
@@ -253,7 +253,7 @@ def test_a_row_of_training_needs_its_step(tmp_path: Path, group: str) -> None:
     journal.close()
 
 
-def test_a_huge_array_is_no_metric(tmp_path: Path) -> None:
+def test_huge_array_is_rejected(tmp_path: Path) -> None:
     """It was written number by number, for minutes."""
     journal = open_journal(tmp_path)
     with pytest.raises(ValueError, match=r'metrics\["a"\] is an? .*ndarray of 10,001 elements.*its mean'):
@@ -264,7 +264,7 @@ def test_a_huge_array_is_no_metric(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_report_of_very_many_keys_comes_back(tmp_path: Path) -> None:
+def test_report_of_100000_keys_is_read_back(tmp_path: Path) -> None:
     metrics = {f"layer.{number}": number / 7 for number in range(100_000)}
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, metrics)

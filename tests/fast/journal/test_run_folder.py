@@ -47,7 +47,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
     child.stdout.close()
 
 
-def test_a_new_run(home: Path) -> None:
+def test_create_makes_directory_and_run_json(home: Path) -> None:
     folder = RunFolder.create(home, name="job")
     assert re.fullmatch(r"\d{8}-\d{6}-[a-z0-9]{6}", folder.run_id)
     assert folder.path == home / "runs" / folder.run_id
@@ -58,10 +58,10 @@ def test_a_new_run(home: Path) -> None:
     info = json.loads((folder.path / "run.json").read_text())
     (start,) = info["restarts"]
     assert (start["argv"], start["pid"]) == (["python", "x.py"], os.getpid())
-    assert info.keys() == {"run_id", "name", "created", "restarts"}  # what is said of a start is said once
+    assert info.keys() == {"run_id", "name", "created", "restarts"}  # the facts of a start are in restarts
 
 
-def test_ids_sort_by_age_and_are_never_taken_twice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ids_sort_by_age_and_are_unique(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = [1_800_000_000.0]
     monkeypatch.setattr(_clock, "now", lambda: moment[0])
     ids = []
@@ -72,7 +72,7 @@ def test_ids_sort_by_age_and_are_never_taken_twice(home: Path, monkeypatch: pyte
     assert [run.run_id for run in list_runs(home)] == ids[::-1]
 
 
-def test_each_restart_counts_one_more(home: Path) -> None:
+def test_begin_restart_counts_up(home: Path) -> None:
     run_id = RunFolder.create(home, name="job").run_id
     for restart in range(3):
         folder = RunFolder.open(home, run_id)
@@ -88,7 +88,7 @@ def test_each_restart_counts_one_more(home: Path) -> None:
     assert RunFolder.open(home, run_id).name == "job"
 
 
-def test_latest_is_the_newest_of_that_name_that_exists(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_returns_newest_existing_run_of_that_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RunFolder.latest(home, "a") is None
     made = {}
     for number, name in enumerate("abab"):
@@ -104,7 +104,7 @@ def test_latest_is_the_newest_of_that_name_that_exists(home: Path, monkeypatch: 
     assert RunFolder.latest(home, "c") is None
 
 
-def test_a_run_by_the_beginning_of_its_id(home: Path) -> None:
+def test_open_by_prefix_returns_the_one_match(home: Path) -> None:
     for name in ("20261121-100000-aaaaaa", "20261121-100000-ab2222", "20261122-100000-aaaaaa"):
         (home / "runs" / name).mkdir(parents=True)
     assert RunFolder.open(home, "20261122").run_id == "20261122-100000-aaaaaa"
@@ -114,19 +114,19 @@ def test_a_run_by_the_beginning_of_its_id(home: Path) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["nope", "", "..", "../runs", "a/b", "/etc", "."])
-def test_a_run_that_is_not_there(home: Path, run_id: str) -> None:
+def test_open_of_unknown_run_raises_run_not_found(home: Path, run_id: str) -> None:
     RunFolder.create(home, name="job")
     with pytest.raises(RunNotFound, match="no run"):
         RunFolder.open(home, run_id)
 
 
-def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+def test_create_in_unwritable_home_raises_run_error(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     with pytest.raises(RunError, match="DET_CORE_HOME"):
         RunFolder.create(tmp_path / "home", name="job")
 
 
-def test_a_second_writer_is_told_who_writes(home: Path) -> None:
+def test_second_writer_error_names_host_and_pid(home: Path) -> None:
     folder = RunFolder.create(home, name="job")
     child = holder(home, folder.run_id)
     try:
@@ -143,7 +143,7 @@ def test_a_second_writer_is_told_who_writes(home: Path) -> None:
     folder.release()
 
 
-def test_two_writers_in_one_process(home: Path) -> None:
+def test_second_writer_in_one_process_is_rejected(home: Path) -> None:
     one = RunFolder.create(home, name="job")
     one.begin_restart()
     two = RunFolder.open(home, one.run_id)
@@ -154,7 +154,7 @@ def test_two_writers_in_one_process(home: Path) -> None:
     two.release()
 
 
-def test_a_forked_child_does_not_keep_the_run(home: Path) -> None:
+def test_forked_child_releases_the_lock(home: Path) -> None:
     """DataLoader workers outlive a training process that is killed."""
     folder = RunFolder.create(home, name="job")
     child = holder(home, folder.run_id, "fork")
@@ -167,7 +167,7 @@ def test_a_forked_child_does_not_keep_the_run(home: Path) -> None:
         end(child)
 
 
-def test_asking_takes_nothing(home: Path) -> None:
+def test_is_live_takes_no_lock(home: Path) -> None:
     folder = RunFolder.create(home, name="job")
     assert not RunSummary(folder.path).live
     folder.begin_restart()
@@ -179,7 +179,7 @@ def test_asking_takes_nothing(home: Path) -> None:
     assert not RunSummary(folder.path).live
 
 
-def test_a_run_json_is_whole_or_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_json_with_a_failing_disk_is_complete_or_absent(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder.create(home, name="job")
 
     def fail(*_: object) -> None:
@@ -187,7 +187,7 @@ def test_a_run_json_is_whole_or_not_there(home: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
-        with pytest.raises(RunError, match=f"run {folder.run_id} .* cannot be written: No space left"):
+        with pytest.raises(RunError, match=f"cannot write run {folder.run_id} .*: No space left"):
             folder.begin_restart()
     assert json.loads((folder.path / "run.json").read_text())["restarts"] == []
     assert not RunSummary(folder.path).live

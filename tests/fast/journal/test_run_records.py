@@ -27,7 +27,7 @@ RECORD = {"run_id": "x", "name": "other", "created": 1.0, "restarts": [START]}
 
 @st.composite
 def records(draw: st.DrawFn) -> bytes:
-    """A record with a value of any shape in one place, or bytes of any kind."""
+    """Draw a record with one value of any shape, or arbitrary bytes."""
     record: Any = json.loads(json.dumps(RECORD))
     match draw(st.sampled_from(["field", "field of a start", "start", "whole", "bytes"])):
         case "field":
@@ -70,7 +70,7 @@ def check(record: bytes) -> str:
 
 
 @given(records())
-def test_record_of_any_shape_breaks_no_list_and_no_resume(record: bytes) -> None:
+def test_run_json_of_any_shape_breaks_no_list_and_no_resume(record: bytes) -> None:
     check(record)
 
 
@@ -85,17 +85,17 @@ def test_record_of_any_shape_breaks_no_list_and_no_resume(record: bytes) -> None
         ([], "expected an object, found []"),
     ],
 )
-def test_record_of_unexpected_shape_is_skipped_with_its_cause(record: Any, cause: str) -> None:
+def test_run_json_of_unexpected_shape_is_ignored_with_its_cause(record: Any, cause: str) -> None:
     said = check(json.dumps(record).encode())
     assert said.count("ignoring ") == 1
     assert f"run.json: {cause}" in said
 
 
-def test_record_that_is_nested_too_deep_is_skipped() -> None:
+def test_run_json_nested_too_deep_is_ignored() -> None:
     assert check(b"[" * 100_000).count("ignoring ") == 1
 
 
-def test_name_that_is_not_utf8_is_listed(home: Path) -> None:
+def test_run_name_that_is_not_utf8_is_listed(home: Path) -> None:
     """Earlier versions recorded it."""
     folder = RunFolder.create(home, name=os.fsdecode(b"/caf\xe9.py"))
     folder.begin_restart({"argv": ["python", os.fsdecode(b"caf\xe9.py")]})

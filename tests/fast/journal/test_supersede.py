@@ -35,7 +35,7 @@ def naive(reports: Sequence[Report], restores: Sequence[Restore], row: Report) -
 
 
 def read_back(reports: Sequence[Report], restores: Sequence[Restore], *, superseded: bool) -> set[tuple[Report, bool]]:
-    """The rows of a run that reported and restored that, and whether each is superseded."""
+    """Return the rows of a run with these reports and restores, and whether each is superseded."""
     with tempfile.TemporaryDirectory() as name:
         for restart in sorted({r for r, *_ in [*reports, *restores]}):
             journal = open_journal(Path(name), restart=restart)
@@ -60,13 +60,13 @@ restores = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=3)
 
 
 @given(reports, restores)
-def test_the_rules_are_those_of_the_design(made: list[Report], restored: list[Restore]) -> None:
+def test_superseding_follows_a_reference_implementation(made: list[Report], restored: list[Restore]) -> None:
     expected = {(row, naive(made, restored, row)) for row in made}
     assert read_back(made, restored, superseded=True) == expected
 
 
 @given(reports, restores)
-def test_no_step_remains_twice(made: list[Report], restored: list[Restore]) -> None:
+def test_series_has_no_step_twice(made: list[Report], restored: list[Restore]) -> None:
     left = read_back(made, restored, superseded=False)
     assert left == {(row, False) for row in made if not naive(made, restored, row)}
     steps = [(group, step) for (_, group, step), _ in left if step is not None]
@@ -74,7 +74,7 @@ def test_no_step_remains_twice(made: list[Report], restored: list[Restore]) -> N
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5))
-def test_a_run_resumed_from_its_checkpoints_loses_no_step(restarts: list[tuple[int, int]]) -> None:
+def test_run_resumed_from_checkpoints_loses_no_step(restarts: list[tuple[int, int]]) -> None:
     """Each restart restores a step that was reached and goes on from there, one step at a time."""
     made: list[Report] = []
     restored: list[Restore] = []

@@ -1,4 +1,4 @@
-"""What a directory store does before it begins a checkpoint, and how often."""
+"""The calls of a directory store at the beginning of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def left_by_the_dead(store: DirectoryStore) -> Path:
     return folder
 
 
-def test_what_others_left_is_looked_for_once_an_owner(tmp_path: Path) -> None:
+def test_begin_collects_once_per_owner(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     left = left_by_the_dead(store)
     save(store, "one")
@@ -40,7 +40,7 @@ def test_what_others_left_is_looked_for_once_an_owner(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_later_ones_take_two_calls(tmp_path: Path) -> None:
+def test_later_begin_takes_two_calls(tmp_path: Path) -> None:
     disk = Counting()
     store = DirectoryStore(tmp_path / "store", disk=disk)
     save(store, "one")
@@ -50,7 +50,7 @@ def test_later_ones_take_two_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [".", ".det_core-tmp"])
-def test_a_root_that_was_removed_is_made_again(gone: str, tmp_path: Path) -> None:
+def test_begin_with_removed_root_creates_it_again(gone: str, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     save(store, "one")
     shutil.rmtree(tmp_path / "store" / gone)
@@ -58,7 +58,7 @@ def test_a_root_that_was_removed_is_made_again(gone: str, tmp_path: Path) -> Non
     assert "two" in [found.storage_id for found in store.list()]
 
 
-def test_a_refusal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begin_with_a_failing_disk_raises_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DirectoryStore(tmp_path / "store")
     save(store, "one")
 

@@ -1,4 +1,4 @@
-"""What a directory store says of a directory that cannot be one, and what it puts beside checkpoints."""
+"""Errors of a directory that cannot be a store, and files beside checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.disks import FaultyDisk
 
 
 def as_nobody(work: Callable[[], object]) -> str:
-    """What ``work`` raises in a process without any special right."""
+    """Return the message that ``work`` raises in a process without any special right."""
     if os.geteuid() != 0:
         try:
             work()
@@ -51,29 +51,29 @@ def check(said: str, *parts: str) -> None:
 
 
 class TestValidate:
-    def test_it_makes_what_is_missing_and_leaves_no_probe(self, tmp_path: Path) -> None:
+    def test_check_writable_creates_root_and_leaves_no_probe(self, tmp_path: Path) -> None:
         store = DirectoryStore(tmp_path / "a" / "b")
         store.check_writable()
         assert [path.name for path in (tmp_path / "a" / "b").rglob("*")] == [".det_core-tmp"]
 
-    def test_a_file_is_no_directory(self, tmp_path: Path) -> None:
+    def test_check_writable_of_a_file_names_it(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
         for path in (tmp_path / "file", tmp_path / "file" / "below"):
             with pytest.raises(StorageError) as caught:
                 DirectoryStore(path).check_writable()
-            check(str(caught.value), str(path), f"{tmp_path / 'file'} is no directory", "checkpoint_storage")
+            check(str(caught.value), str(path), f"{tmp_path / 'file'} is not a directory", "checkpoint_storage")
 
-    def test_a_directory_without_permission(self, tmp_path: Path) -> None:
+    def test_check_writable_without_permission_names_user_and_directory(self, tmp_path: Path) -> None:
         for folder in (tmp_path, *tmp_path.parents[:-2]):
             folder.chmod(0o755)
         (tmp_path / "locked").mkdir()
         (tmp_path / "locked").chmod(0o555)
         for path in (tmp_path / "locked", tmp_path / "locked" / "new"):
             said = as_nobody(DirectoryStore(path).check_writable)
-            check(said, str(path), "Permission denied", "(user ", f"write into {tmp_path / 'locked'}")
+            check(said, str(path), "Permission denied", "(user ", f"write to {tmp_path / 'locked'}")
 
     @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO])
-    def test_what_the_system_says_is_told(self, number: int, tmp_path: Path) -> None:
+    def test_check_writable_with_an_errno_has_its_text(self, number: int, tmp_path: Path) -> None:
         class Refusing(Disk):
             def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
                 if operation == "write":
@@ -83,10 +83,10 @@ class TestValidate:
         with pytest.raises(StorageError) as caught:
             DirectoryStore(tmp_path, disk=Refusing(str(tmp_path))).check_writable()
         assert caught.value.errno == number
-        check(str(caught.value), "cannot write", str(tmp_path), os.strerror(number), "name another directory")
+        check(str(caught.value), "cannot write", str(tmp_path), os.strerror(number), "pass another directory")
         assert list((tmp_path / ".det_core-tmp").iterdir()) == []
 
-    def test_bytes_that_come_back_as_others(self, tmp_path: Path) -> None:
+    def test_check_writable_with_changed_bytes_raises(self, tmp_path: Path) -> None:
         class Lying(Disk):
             def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
                 found = super().do(operation, path, function, *args)
@@ -95,7 +95,7 @@ class TestValidate:
         with pytest.raises(StorageError, match="cannot read back"):
             DirectoryStore(tmp_path, disk=Lying("here")).check_writable()
 
-    def test_every_call_fails_once(self, tmp_path: Path) -> None:
+    def test_check_writable_with_any_failing_call_raises(self, tmp_path: Path) -> None:
         for at in range(1, 100):
             disk = FaultyDisk(str(tmp_path), at)
             try:
@@ -112,13 +112,13 @@ class TestValidate:
 class TestInit:
     """``core.init(check_storage=True)``."""
 
-    def test_what_is_wrong_is_said_before_a_run_begins(self, home: Path, tmp_path: Path) -> None:
+    def test_init_with_unusable_store_creates_no_run(self, home: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
-        with pytest.raises(StorageError, match="is no directory"):
+        with pytest.raises(StorageError, match="is not a directory"):
             core.init(checkpoint_storage=tmp_path / "file", check_storage=True)
         assert not (home / "runs").exists()
 
-    def test_on_every_rank(self, home: Path, tmp_path: Path) -> None:
+    def test_init_with_unusable_store_raises_on_every_rank(self, home: Path, tmp_path: Path) -> None:
         from support.threads import as_ranks
 
         (tmp_path / "file").write_text("x")
@@ -129,7 +129,7 @@ class TestInit:
             return str(caught.value)
 
         (said,) = set(as_ranks(3, rank))
-        check(said, "is no directory")
+        check(said, "is not a directory")
 
     @pytest.mark.parametrize("chosen", [True, False])
     def test_a_store_that_works(self, chosen: bool, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ class TestInit:
             with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, _):
                 (path / "x").write_text("x")
 
-    def test_left_out_a_store_that_cannot_be_written_can_be_read(self, tmp_path: Path) -> None:
+    def test_init_without_check_reads_from_an_unwritable_store(self, tmp_path: Path) -> None:
         for folder in (tmp_path, *tmp_path.parents[:-2]):
             folder.chmod(0o755)
         with core.init(checkpoint_storage=tmp_path / "store") as ctx:
@@ -161,16 +161,16 @@ class TestInit:
                 path.chmod(0o755)
 
 
-def test_a_path_beside_stays_below_the_root(tmp_path: Path) -> None:
+def test_put_file_outside_the_root_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "source").write_text("x")
     store = DirectoryStore(tmp_path / "store")
     for name in ("", "/etc/x", "../x", "a/../../x", ".det_core-tmp/x", "a//b"):
-        with pytest.raises(ValueError, match="no path below"):
+        with pytest.raises(ValueError, match="not a path below"):
             store.put_file(tmp_path / "source", name)
     assert not (tmp_path / "store").exists()
 
 
-def test_a_call_that_fails_leaves_what_was_beside(tmp_path: Path) -> None:
+def test_put_file_with_a_failing_call_keeps_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"old")
     (tmp_path / "new").write_bytes(b"new" * 1000)
     for at in range(1, 100):
@@ -189,7 +189,7 @@ def test_a_call_that_fails_leaves_what_was_beside(tmp_path: Path) -> None:
     raise AssertionError("it never gets through")
 
 
-def test_rests_of_a_dead_probe_are_collected_when_they_are_old(tmp_path: Path) -> None:
+def test_old_probe_is_collected(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.check_writable()
     for name in ("probe.1", "beside.1", "probe.2"):
@@ -200,7 +200,7 @@ def test_rests_of_a_dead_probe_are_collected_when_they_are_old(tmp_path: Path) -
     assert [path.name for path in (tmp_path / ".det_core-tmp").iterdir()] == ["probe.2"]
 
 
-def test_the_mark_of_another_host_counts_for_a_day(tmp_path: Path) -> None:
+def test_lease_of_another_host_is_valid_for_a_day(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.check_writable()
     away = Owner(**{**vars(Owner.current("run", 0)), "host": "0" * 12})

@@ -1,4 +1,4 @@
-"""What an object store keeps, shows and leaves alone."""
+"""Objects that an object store keeps, lists and leaves alone."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def stored(store: Store, storage_id: str, folder: Path, files: dict[str, bytes] 
     staging.commit(staging.put(listing), listing.directories, METADATA, header(storage_id))
 
 
-def test_the_layout_is_one_object_a_file(store: ObjectStore, tmp_path: Path) -> None:
+def test_checkpoint_has_one_object_per_file(store: ObjectStore, tmp_path: Path) -> None:
     stored(store, "one", tmp_path / "source")
     assert keys(store) == {f"one/{path}" for path in (*FILES, "metadata.json", ".det_core/manifest.json")}
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
 
 
-def test_a_store_is_not_touched_before_it_is_used(tmp_path: Path, opened: Callable[[Any], Any]) -> None:
+def test_unused_object_store_makes_no_request(tmp_path: Path, opened: Callable[[Any], Any]) -> None:
     store = opened(object_store(f"local://{tmp_path}/store", tmp_path / "scratch"))
     assert store.list() == [] and store.collect() == [] and store.in_use() == set()
     store.check_reachable()
     assert not (tmp_path / "store").exists() and not (tmp_path / "scratch").exists()
 
 
-def test_a_foreign_checkpoint_is_read_unverified(store: ObjectStore, tmp_path: Path) -> None:
+def test_foreign_checkpoint_is_read_unverified(store: ObjectStore, tmp_path: Path) -> None:
     for key, data in {"model.pt": b"model", "sub/a": b"a", "metadata.json": b'{"steps_completed": 9}'}.items():
         put(store, f"theirs/{key}", data)
     assert store.list() == []
@@ -77,11 +77,11 @@ def test_a_foreign_checkpoint_is_read_unverified(store: ObjectStore, tmp_path: P
     assert tree(tmp_path / "out") == {"model.pt": b"model", "sub/a": b"a"}
 
 
-def test_what_is_foreign_is_left_alone_unless_it_is_deleted(store: ObjectStore) -> None:
+def test_foreign_checkpoint_is_only_removed_by_delete(store: ObjectStore) -> None:
     put(store, "theirs/model.pt")
     put(store, "tensorboard/run/events")
     before = contents(store)
-    with pytest.raises(StorageError, match=r"theirs: a checkpoint of that id is there"):
+    with pytest.raises(StorageError, match=r"theirs: a checkpoint of that ID exists"):
         store.begin("theirs", owner()).start()
     assert store.collect(owner(restart=7)) == []
     assert contents(store) == before
@@ -89,13 +89,13 @@ def test_what_is_foreign_is_left_alone_unless_it_is_deleted(store: ObjectStore) 
     assert keys(store) == {"tensorboard/run/events"}
 
 
-def test_a_name_that_no_machine_can_have_is_told(store: ObjectStore) -> None:
+def test_object_with_invalid_path_is_reported(store: ObjectStore) -> None:
     put(store, "theirs/a//b")
-    with pytest.raises(CheckpointCorrupt, match="'a//b' is no path"):
+    with pytest.raises(CheckpointCorrupt, match="'a//b' is not a path"):
         store.open("theirs")
 
 
-def test_parts_of_a_foreign_checkpoint_are_deleted(store: ObjectStore) -> None:
+def test_delete_removes_parts_of_a_foreign_checkpoint(store: ObjectStore) -> None:
     put(store, "theirs/model.pt")
     put(store, "theirs/sub/log.txt", b"log")
     assert store.delete("theirs", ["**/*.txt"]) == {"model.pt": 1}
@@ -107,7 +107,7 @@ def test_parts_of_a_foreign_checkpoint_are_deleted(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("change", [None, b"other size"])
-def test_a_commit_refuses_where_a_file_is_gone(store: ObjectStore, change: bytes | None) -> None:
+def test_commit_with_a_missing_file_is_rejected(store: ObjectStore, change: bytes | None) -> None:
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")
     files = staging.seal(staging.scan_written())
@@ -121,7 +121,7 @@ def test_a_commit_refuses_where_a_file_is_gone(store: ObjectStore, change: bytes
     assert contents(store) == {}
 
 
-def test_the_living_are_left_alone_by_who_collects(store: ObjectStore) -> None:
+def test_collect_keeps_checkpoints_of_live_writers(store: ObjectStore) -> None:
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")
     files = staging.seal(staging.scan_written())
@@ -135,7 +135,7 @@ def test_the_living_are_left_alone_by_who_collects(store: ObjectStore) -> None:
     elsewhere.abort()
 
 
-def test_a_mark_beside_a_manifest_goes_and_the_checkpoint_stays(store: ObjectStore, tmp_path: Path) -> None:
+def test_collect_keeps_a_committed_checkpoint_and_removes_its_lease(store: ObjectStore, tmp_path: Path) -> None:
     stored(store, "one", tmp_path / "source")
     put(store, f".det_core-tmp/one.{owner(**DEAD).tag}")
     assert store.collect() == []
@@ -143,7 +143,7 @@ def test_a_mark_beside_a_manifest_goes_and_the_checkpoint_stays(store: ObjectSto
     store.open("one").check(FILES)
 
 
-def test_a_torn_manifest_of_a_dead_writer_is_no_commit(store: ObjectStore) -> None:
+def test_torn_manifest_of_a_dead_writer_is_collected(store: ObjectStore) -> None:
     put(store, f".det_core-tmp/one.{owner(**DEAD).tag}")
     put(store, "one/file")
     put(store, "one/.det_core/manifest.json", b'{"version": 1, "sto')
@@ -151,7 +151,7 @@ def test_a_torn_manifest_of_a_dead_writer_is_no_commit(store: ObjectStore) -> No
     assert contents(store) == {}
 
 
-def test_what_is_being_written_is_not_there(store: ObjectStore) -> None:
+def test_unfinished_checkpoint_is_not_found(store: ObjectStore) -> None:
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")
     staging.seal(staging.scan_written())
@@ -162,7 +162,7 @@ def test_what_is_being_written_is_not_there(store: ObjectStore) -> None:
     staging.abort()
 
 
-def test_what_a_rank_puts_late_is_collected(store: ObjectStore, tmp_path: Path) -> None:
+def test_late_object_of_a_rank_is_collected(store: ObjectStore, tmp_path: Path) -> None:
     """A rank that still puts when the chief has given up leaves what a later restart, or the chief, finds."""
     chief = store.join(store.begin("one", owner()).ticket, 0)
     chief.start()
@@ -180,7 +180,7 @@ def test_what_a_rank_puts_late_is_collected(store: ObjectStore, tmp_path: Path) 
     assert not any(path.is_file() for path in tmp_path.rglob("other/**/*"))
 
 
-def test_a_rank_leaves_a_committed_checkpoint_as_it_is(store: ObjectStore) -> None:
+def test_abort_of_a_rank_after_commit_keeps_the_checkpoint(store: ObjectStore) -> None:
     chief = store.join(store.begin("one", owner(**DEAD)).ticket, 0)
     rank = store.join(chief.ticket, 1)
     files = {}
@@ -204,7 +204,7 @@ def half_deleted(store: ObjectStore, tmp_path: Path, mark: str) -> None:
         store.driver.remove([f"one/{path}"])
 
 
-def test_what_a_dead_process_began_to_delete_is_deleted(store: ObjectStore, tmp_path: Path) -> None:
+def test_collect_finishes_the_deletion_of_a_dead_process(store: ObjectStore, tmp_path: Path) -> None:
     half_deleted(store, tmp_path, f"one.{owner(**DEAD).tag}")
     assert store.list() == []
     with pytest.raises(CheckpointNotFound):
@@ -213,7 +213,7 @@ def test_what_a_dead_process_began_to_delete_is_deleted(store: ObjectStore, tmp_
     assert contents(store) == {}
 
 
-def test_what_a_living_process_deletes_is_left_to_it(store: ObjectStore, tmp_path: Path) -> None:
+def test_collect_leaves_a_deletion_to_its_live_process(store: ObjectStore, tmp_path: Path) -> None:
     half_deleted(store, tmp_path, f"one.{owner(host='0' * 12).tag}")
     before = contents(store)
     assert store.collect() == []
@@ -221,7 +221,7 @@ def test_what_a_living_process_deletes_is_left_to_it(store: ObjectStore, tmp_pat
     assert contents(store) == before
 
 
-def test_what_another_process_deletes_is_not_listed_from_memory(store: ObjectStore, tmp_path: Path) -> None:
+def test_checkpoint_in_deletion_is_not_listed_from_cache(store: ObjectStore, tmp_path: Path) -> None:
     half = tmp_path / "half"
     stored(store, "one", half)
     assert [found.storage_id for found in store.list()] == ["one"]
@@ -230,7 +230,7 @@ def test_what_another_process_deletes_is_not_listed_from_memory(store: ObjectSto
     assert store.list() == []
 
 
-def test_a_name_like_a_glob_takes_no_other_file_with_it(store: ObjectStore, tmp_path: Path) -> None:
+def test_delete_of_a_name_like_a_glob_removes_no_other_file(store: ObjectStore, tmp_path: Path) -> None:
     stored(store, "one", tmp_path / "source", {"*": b"star", "a[b]?": b"brackets", "ab": b"ab", "b": b"b"})
     assert set(store.delete("one", ["[*]", "a[b]?"])) == {"*", "ab", "b", "metadata.json"}
     store.open("one").check(["*", "ab", "b"])
@@ -251,7 +251,7 @@ NAMES = st.text(
 @pytest.mark.parametrize("scheme", ["memory:/", "local://"])
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(NAMES, min_size=1, max_size=4, unique_by=str.casefold), data=st.binary(max_size=30))
-def test_any_name_comes_back(scheme: str, names: list[str], data: bytes, tmp_path: Path) -> None:
+def test_file_with_any_name_is_read_back(scheme: str, names: list[str], data: bytes, tmp_path: Path) -> None:
     place = tmp_path / os.urandom(4).hex()
     files = {name: data + name.encode() for name in names} | {f"in/{name}/file": b"inner" for name in names}
     files = {name: value for name, value in files.items() if name not in ("in", "metadata.json", ".det_core")}
@@ -269,7 +269,7 @@ def test_any_name_comes_back(scheme: str, names: list[str], data: bytes, tmp_pat
 # Being stopped.
 
 
-def test_progress_stops_an_upload(opened: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_progress_that_raises_stops_an_upload(opened: Callable[[Any], Any], tmp_path: Path) -> None:
     store = opened(object_store(f"local://{tmp_path}/store", tmp_path / "scratch"))
     source = fill(tmp_path / "source", {f"file{i}": b"x" * 300_000 for i in range(200)})
 
@@ -300,7 +300,7 @@ class Stuck(Around):
         return call(*args)
 
 
-def test_an_interrupt_ends_an_upload(store: ObjectStore) -> None:
+def test_interrupt_stops_an_upload(store: ObjectStore) -> None:
     stuck = through(store, Stuck)
     staging = stuck.begin("one", owner())
     (staging.path / "file").write_text("x")
@@ -330,7 +330,7 @@ class Healing(Around):
         return found
 
 
-def test_bytes_that_the_network_changed_are_fetched_again(store: ObjectStore, tmp_path: Path) -> None:
+def test_chunk_damaged_in_transit_is_fetched_again(store: ObjectStore, tmp_path: Path) -> None:
     files = {**FILES, "large": os.urandom(1000) * 20_000}
     stored(store, "one", tmp_path / "source", files)
     healing = through(store, Healing)
@@ -339,7 +339,7 @@ def test_bytes_that_the_network_changed_are_fetched_again(store: ObjectStore, tm
     assert isinstance(healing.driver, Healing) and len(healing.driver.seen) == 4
 
 
-def test_a_file_that_changes_while_it_is_read_is_told(store: ObjectStore, tmp_path: Path) -> None:
+def test_file_changed_during_upload_is_reported(store: ObjectStore, tmp_path: Path) -> None:
     """It is hashed, and then sent: the digests would be of other bytes."""
 
     class Changing(Around):
@@ -355,7 +355,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(store: ObjectStore, tmp_pa
     staging.abort()
 
 
-def test_what_does_not_fit_is_told_before_it_is_fetched(store: ObjectStore, tmp_path: Path) -> None:
+def test_download_that_does_not_fit_is_rejected_before_fetching(store: ObjectStore, tmp_path: Path) -> None:
     class Full(Disk):
         def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
             found = super().do(operation, path, function, *args)
@@ -370,15 +370,15 @@ def test_what_does_not_fit_is_told_before_it_is_fetched(store: ObjectStore, tmp_
     assert tree(tmp_path / "out") == {}
 
 
-def test_files_are_put_beside_and_nowhere_else(store: ObjectStore, tmp_path: Path) -> None:
+def test_put_file_stays_below_the_root(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     for name in ("../x", "/x", ".det_core-tmp/x", "", "a//b"):
-        with pytest.raises(ValueError, match="no path below"):
+        with pytest.raises(ValueError, match="not a path below"):
             store.put_file(tmp_path / "file", name)
     assert contents(store) == {}
 
 
-def test_marks_that_cannot_be_put_stop_no_reader(store: ObjectStore, tmp_path: Path) -> None:
+def test_read_lease_that_cannot_be_put_stops_no_reader(store: ObjectStore, tmp_path: Path) -> None:
     stored(store, "one", tmp_path / "source")
     for at in (1, 2):
         driver = FaultyDriver(store.driver, at, "EACCES")
@@ -387,7 +387,7 @@ def test_marks_that_cannot_be_put_stop_no_reader(store: ObjectStore, tmp_path: P
         assert driver.struck
 
 
-def test_what_could_not_be_aborted_is_collected_by_the_same_process(store: ObjectStore, tmp_path: Path) -> None:
+def test_failed_abort_is_collected_by_the_same_process(store: ObjectStore, tmp_path: Path) -> None:
     driver = FaultyDriver(store.driver)
     failing = ObjectStore(driver, tmp_path / "scratch")
     staging = failing.begin("one", owner())
@@ -402,7 +402,7 @@ def test_what_could_not_be_aborted_is_collected_by_the_same_process(store: Objec
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_store_that_cannot_be_used_is_told_by_validate(store: ObjectStore, tmp_path: Path, at: int) -> None:
+def test_check_writable_of_unusable_object_store_raises(store: ObjectStore, tmp_path: Path, at: int) -> None:
     driver = FaultyDriver(store.driver, at, "EACCES")
     with pytest.raises(StorageError, match=f"{store.root}: cannot .*Permission denied") as caught:
         ObjectStore(driver, tmp_path).check_writable()
@@ -410,7 +410,7 @@ def test_a_store_that_cannot_be_used_is_told_by_validate(store: ObjectStore, tmp
     assert len(contents(store)) == (driver.struck == "delete")
 
 
-def test_what_is_written_must_be_there_at_once(store: ObjectStore, tmp_path: Path) -> None:
+def test_check_writable_with_late_objects_raises(store: ObjectStore, tmp_path: Path) -> None:
     class Late(Around):
         def attempt(self, operation: str, key: str, call: Callable[..., Any], *args: Any) -> Any:
             return {} if operation == "list" else call(*args)
@@ -419,14 +419,14 @@ def test_what_is_written_must_be_there_at_once(store: ObjectStore, tmp_path: Pat
         through(store, Late).check_writable()
 
 
-def test_a_store_is_closed_twice_and_used_again(store: ObjectStore) -> None:
+def test_store_closed_twice_can_be_used_again(store: ObjectStore) -> None:
     store.close()
     store.close()
     assert store.list() == []
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_is_told_instead_of_hanging(moto_server: Any, tmp_path: Path) -> None:
+def test_store_in_a_forked_process_raises_instead_of_blocking(moto_server: Any, tmp_path: Path) -> None:
     from det_core.storage import open_store
 
     with closing() as take:

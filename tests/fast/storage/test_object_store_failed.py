@@ -1,4 +1,4 @@
-"""What a failed save leaves in an object store is collected by the same process."""
+"""Collection of a failed save in an object store by the same process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from support.buckets import contents, keys, object_store
 from support.store_suite import commit_path, owner
 
 
-def test_what_a_failed_save_leaves_is_collected_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_of_a_failed_save_are_collected_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = object_store(f"memory://{tmp_path.name}/failed", tmp_path / "scratch")
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")

@@ -33,7 +33,7 @@ def folders_of_determined(store: ObjectStore, folder: Path, put: Callable[[str, 
 
 
 class Objects:
-    """How the suite makes an object store of any kind, and looks into it."""
+    """The suite on an object store of any kind."""
 
     @pytest.fixture(autouse=True)
     def stores(self) -> Iterator[None]:
@@ -64,7 +64,7 @@ class OnObjects(Objects, CheckpointStoreSuite):
 
 
 class S3(Objects):
-    """What S3 adds, on the server that ``server`` gives."""
+    """The suite's additions for S3, on the server of the fixture ``server``."""
 
     @pytest.fixture(autouse=True)
     def bucket(self, server: S3Server) -> None:
@@ -74,11 +74,11 @@ class S3(Objects):
         return self.server.storage(self.name, "a prefix/of it")
 
     def at(self, folder: Path, prefix: str, **changes: Any) -> ObjectStore:
-        """A store of another prefix in the same bucket."""
+        """Return a store of another prefix in the same bucket."""
         found: ObjectStore = self.opened(open_store({**self.server.storage(self.name, prefix), **changes}, folder))
         return found
 
-    def test_a_prefix_keeps_stores_apart(self, tmp_path: Path) -> None:
+    def test_stores_with_different_prefixes_are_separate(self, tmp_path: Path) -> None:
         one, more, whole = (self.at(tmp_path, prefix) for prefix in ("one", "one-more", ""))
         for store, name in ((one, "a"), (more, "b"), (whole, "c")):
             stored(store, tmp_path, name)
@@ -87,7 +87,7 @@ class S3(Objects):
         assert (keys(one), one.list()) == (set(), [])
         more.open("b").check(FILES)
 
-    def test_folders_that_determined_put_come_back_and_go(self, tmp_path: Path) -> None:
+    def test_directory_objects_of_determined_are_read_and_deleted(self, tmp_path: Path) -> None:
         with self.server.client() as client:
             folders_of_determined(
                 self.at(tmp_path, "d"),
@@ -95,7 +95,7 @@ class S3(Objects):
                 lambda key, data: client.put_object(Bucket=self.name, Key=f"d/{key}", Body=data),
             )
 
-    def test_a_public_object_needs_no_keys(self, tmp_path: Path) -> None:
+    def test_anonymous_store_reads_public_objects(self, tmp_path: Path) -> None:
         with self.server.client() as client:
             client.put_object(Bucket=self.name, Key="open/theirs/file", Body=b"data", ACL="public-read")
         store = self.at(tmp_path, "open", anonymous=True, access_key=None, secret_key=None)
@@ -105,7 +105,7 @@ class S3(Objects):
 class OnS3(S3, CheckpointStoreSuite):
     """The suite on S3, and what that adds."""
 
-    def test_what_takes_several_pages_is_listed_and_deleted_whole(self, tmp_path: Path) -> None:
+    def test_listing_of_several_pages_is_complete(self, tmp_path: Path) -> None:
         store = self.at(tmp_path, "many")
         map_threads(lambda number: put(store, f"theirs/{number:04}"), range(1001), 16)
         assert len(store.open("theirs").manifest.files) == 1001
@@ -125,11 +125,13 @@ class TestOnS3(S3):
     def server(self, moto_server: S3Server) -> S3Server:
         return moto_server
 
-    test_what_is_put_comes_back = CheckpointStoreSuite.test_what_is_put_comes_back
-    test_many_chunks = CheckpointStoreSuite.test_many_chunks
-    test_several_ranks_write_one_checkpoint = CheckpointStoreSuite.test_several_ranks_write_one_checkpoint
-    test_an_unknown_id_is_not_found = CheckpointStoreSuite.test_an_unknown_id_is_not_found
-    test_a_file_of_another_size_is_found = CheckpointStoreSuite.test_a_file_of_another_size_is_found
-    test_delete_removes_what_globs_match = CheckpointStoreSuite.test_delete_removes_what_globs_match
-    test_what_is_held_is_in_use_until_it_is_let_go = CheckpointStoreSuite.test_what_is_held_is_in_use_until_it_is_let_go
-    test_files_are_put_beside = CheckpointStoreSuite.test_files_are_put_beside
+    test_put_files_are_read_back = CheckpointStoreSuite.test_put_files_are_read_back
+    test_file_of_many_chunks_is_read_back = CheckpointStoreSuite.test_file_of_many_chunks_is_read_back
+    test_several_ranks_commit_one_checkpoint = CheckpointStoreSuite.test_several_ranks_commit_one_checkpoint
+    test_open_of_unknown_id_is_not_found = CheckpointStoreSuite.test_open_of_unknown_id_is_not_found
+    test_check_detects_another_size = CheckpointStoreSuite.test_check_detects_another_size
+    test_delete_with_globs_removes_matching_files = CheckpointStoreSuite.test_delete_with_globs_removes_matching_files
+    test_read_lease_marks_a_checkpoint_in_use = CheckpointStoreSuite.test_read_lease_marks_a_checkpoint_in_use
+    test_put_file_replaces_and_remove_folder_removes = (
+        CheckpointStoreSuite.test_put_file_replaces_and_remove_folder_removes
+    )

@@ -37,11 +37,13 @@ def opened(value: Any) -> str:
         ({"type": "shared_fs", "host_path": "/data", "propagation": "rprivate", "checkpoint_path": "c"}, "/data"),
     ],
 )
-def test_a_directory_is_opened(value: Any, root: str) -> None:
+def test_open_store_with_a_path_returns_its_directory(value: Any, root: str) -> None:
     assert opened(value) == root
 
 
-def test_a_relative_path_is_below_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_store_with_a_relative_path_uses_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     store = open_store("ckpts", tmp_path)
     monkeypatch.chdir("/")
@@ -49,7 +51,7 @@ def test_a_relative_path_is_below_the_working_folder(tmp_path: Path, monkeypatch
     assert not (tmp_path / "ckpts").exists()
 
 
-def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_store_expands_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/somebody")
     assert opened("~/ckpts") == "/home/somebody/ckpts"
 
@@ -82,7 +84,7 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gs://bucket#x", "no more"),
         ("simplecache::s3://bucket", "no more"),
         ("carrier+pigeon://x", "no more"),
-        ("pigeon://x", "nothing opens pigeon://; fsspec knows .*memory"),
+        ("pigeon://x", "no driver for pigeon://; fsspec knows .*memory"),
         ({"type": "s3"}, "bucket is missing"),
         ({"type": "s3", "bucket": ""}, "bucket is missing"),
         ({"type": "s3", "bucket": "b/c"}, "bucket must be a bare name"),
@@ -99,12 +101,12 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": "fsspec", "url": "no url"}, "url must be one of a protocol"),
     ],
 )
-def test_what_cannot_be_opened_is_refused(value: Any, match: str) -> None:
+def test_open_store_with_invalid_value_is_rejected(value: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         opened(value)
 
 
-def test_every_wrong_key_is_named_at_once() -> None:
+def test_open_store_names_every_wrong_key() -> None:
     with pytest.raises(ValueError) as caught:
         opened({"type": "shared_fs", "storage_path": 5, "bucket": "b"})
     for text in ("host_path is missing", "storage_path must be a text", "bucket: unknown key"):
@@ -127,14 +129,14 @@ def test_every_wrong_key_is_named_at_once() -> None:
         ({"type": "fsspec", "url": "memory://a/b/", "options": {}}, "memory://a/b"),
     ],
 )
-def test_an_object_store_is_opened_without_being_asked(value: Any, root: str) -> None:
+def test_open_store_of_objects_makes_no_request(value: Any, root: str) -> None:
     store = open_store(value, Path("/the/default"))
     assert isinstance(store, ObjectStore)
     assert store.root == root
     store.close()
 
 
-def test_the_scratch_folder_is_where_it_is_told(tmp_path: Path) -> None:
+def test_open_store_uses_the_given_scratch_directory(tmp_path: Path) -> None:
     store = open_store("memory://scratched", tmp_path, scratch=tmp_path / "scratch")
     staging = store.begin("one", Owner.current("run", 0))
     assert staging.path.is_relative_to(tmp_path / "scratch")
@@ -151,7 +153,7 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("value", SECRETS)
-def test_no_secret_is_in_what_is_shown(value: dict[str, Any]) -> None:
+def test_store_repr_and_root_contain_no_secret(value: dict[str, Any]) -> None:
     store = open_store(value, Path("/the/default"))
     assert isinstance(store, ObjectStore)
     with pytest.raises(StorageError, match="cannot read x") as told, store._translating_errors("read", "x"):
@@ -173,7 +175,7 @@ def test_no_secret_is_in_what_is_shown(value: dict[str, Any]) -> None:
         {"type": "fsspec", "url": "sesame", "options": "sesame"},
     ],
 )
-def test_no_secret_is_in_a_refusal(value: Any) -> None:
+def test_store_errors_contain_no_secret(value: Any) -> None:
     with pytest.raises(ValueError) as caught:
         opened(value)
     assert "sesame" not in str(caught.value)
@@ -189,7 +191,7 @@ def test_no_secret_is_in_a_refusal(value: Any) -> None:
         ("sftp://host/path", "pip install paramiko"),
     ],
 )
-def test_a_driver_that_is_missing_is_told_with_its_command(
+def test_missing_driver_error_has_its_install_command(
     value: Any, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("adlfs", "s3fs", "gcsfs", "gcsfs.core", "paramiko"):
@@ -199,7 +201,7 @@ def test_a_driver_that_is_missing_is_told_with_its_command(
         opened(value)
 
 
-def test_a_directory_loads_no_driver() -> None:
+def test_directory_store_imports_no_driver() -> None:
     code = (
         "import sys; from pathlib import Path; from det_core.storage import open_store; open_store('/x', Path('/y'))\n"
         "print(sorted({'fsspec', 's3fs', 'gcsfs', 'aiobotocore', 'asyncio'} & sys.modules.keys()))"

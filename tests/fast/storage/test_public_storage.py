@@ -1,4 +1,4 @@
-"""What a run's record says of its store opens it again, and holds no secret."""
+"""The description of a store in a run's record: it opens the store again, without secrets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from det_core.storage._object_store import ObjectStore
         ),
     ],
 )  # fmt: skip
-def test_it_opens_the_same_store_and_holds_no_secret(
+def test_storage_without_secrets_opens_the_same_store(
     given: Any, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -52,19 +52,19 @@ def test_it_opens_the_same_store_and_holds_no_secret(
         assert open_store(found, default=tmp_path).root == store.root
 
 
-def test_store_with_options_left_out_names_them_in_its_errors(tmp_path: Path) -> None:
+def test_store_with_omitted_options_names_them_in_errors(tmp_path: Path) -> None:
     recorded = {"type": "fsspec", "url": "github://org:repo@sha/place", "options_left_out": ["token", "password"]}
     store = open_store(recorded, default=tmp_path, scratch=tmp_path)
     assert isinstance(store, ObjectStore)
     number, text = store.driver.explain_error(PermissionError("denied"))
-    assert (number, "leaves out the options token, password: name the storage with them" in text) == (
+    assert (number, "leaves out the options token, password: pass checkpoint_storage with them" in text) == (
         errno.EACCES,
         True,
     )
 
 
-def test_the_account_of_azure_is_named_and_its_key_is_not(tmp_path: Path) -> None:
-    store = open_store("memory://c/p", default=tmp_path)  # stands for any that is no directory
+def test_azure_account_is_shown_without_its_key(tmp_path: Path) -> None:
+    store = open_store("memory://c/p", default=tmp_path)  # stands for any that is not a directory
     by_key = {"type": "azure", "container": "c", "prefix": "p", "connection_string": "AccountKey=SECRET"}
     assert storage_without_secrets(by_key, store) == store.root
     by_url = {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net/?sig=SECRET",
@@ -74,7 +74,7 @@ def test_the_account_of_azure_is_named_and_its_key_is_not(tmp_path: Path) -> Non
     }  # fmt: skip
 
 
-def test_a_password_in_a_url_is_left_out_and_a_container_is_not(tmp_path: Path) -> None:
+def test_password_in_a_url_is_removed_and_a_container_kept(tmp_path: Path) -> None:
     store = open_store("memory://c/p", default=tmp_path)
     assert storage_without_secrets("sftp://me:SECRET@host/path", store) == "sftp://host/path"
     assert storage_without_secrets("abfs://container@account/path", store) == "abfs://container@account/path"

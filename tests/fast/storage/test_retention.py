@@ -40,14 +40,14 @@ policies = st.deferred(
 def candidate(
     number: int, *, steps: int | None = None, restart: int = 0, age: float = 0.0, **more: object
 ) -> Candidate:
-    """The ``number``-th checkpoint of the run."""
+    """Return the ``number``-th checkpoint of the run."""
     made = Candidate(f"c{number}", 10 * number if steps is None else steps, NOW - age, restart, number, run_id=RUN)
     return dataclasses.replace(made, **more)
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Candidate]:
-    """The checkpoints of one run, a few of another run's among them, in no order."""
+    """Draw checkpoints of one run and a few of another, in no order."""
     found = []
     for number in range(draw(st.integers(0, 12))):
         made = candidate(
@@ -64,12 +64,12 @@ def histories(draw: st.DrawFn) -> list[Candidate]:
 
 
 def own(candidates: list[Candidate]) -> list[Candidate]:
-    """Those of the run, oldest first."""
+    """Return the candidates of the run, oldest first."""
     return sorted((c for c in candidates if c.run_id == RUN), key=lambda c: c.age)
 
 
 @given(policies, histories(), st.sets(st.sampled_from([f"c{i}" for i in range(12)])))
-def test_the_guards_hold_whatever_the_policy(
+def test_evaluate_with_any_policy_keeps_protected_checkpoints(
     policy: RetentionPolicy, candidates: list[Candidate], in_use: set[str]
 ) -> None:
     going = _going(policy, candidates, run_id=RUN, in_use=in_use, now=NOW)
@@ -77,14 +77,16 @@ def test_the_guards_hold_whatever_the_policy(
     whole = [c.storage_id for c in ours if not c.damaged]
     assert not in_use & set(going)
     assert set(going) <= {c.storage_id for c in ours}, "another run's checkpoint is never deleted"
-    assert not going or whole[-1] not in going, "the newest that is whole stays"
+    assert not going or whole[-1] not in going, "the newest that is intact stays"
     assert whole or going == [], "where none is whole, all stay"
     assert not set(going) & policy.keep(ours, NOW), "what the policy keeps stays"
     assert [c.storage_id for c in ours if c.storage_id in going] == going, "the oldest goes first"
 
 
 @given(policies, histories(), st.sets(st.sampled_from([f"c{i}" for i in range(12)])))
-def test_what_is_kept_is_kept_again(policy: RetentionPolicy, candidates: list[Candidate], in_use: set[str]) -> None:
+def test_evaluate_of_kept_checkpoints_keeps_them(
+    policy: RetentionPolicy, candidates: list[Candidate], in_use: set[str]
+) -> None:
     """Deleting all or only some of what is to go, as a delete may fail, changes nothing for the rest."""
     going = _going(policy, candidates, run_id=RUN, in_use=in_use, now=NOW)
     for done in range(len(going) + 1):
@@ -93,7 +95,7 @@ def test_what_is_kept_is_kept_again(policy: RetentionPolicy, candidates: list[Ca
 
 
 @given(policies, policies, histories())
-def test_a_union_keeps_what_either_keeps(a: RetentionPolicy, b: RetentionPolicy, candidates: list[Candidate]) -> None:
+def test_union_keeps_what_either_keeps(a: RetentionPolicy, b: RetentionPolicy, candidates: list[Candidate]) -> None:
     both = (a | b).keep(candidates, NOW)
     assert both == a.keep(candidates, NOW) | b.keep(candidates, NOW)
     assert both == (b | a).keep(candidates, NOW)
@@ -101,7 +103,7 @@ def test_a_union_keeps_what_either_keeps(a: RetentionPolicy, b: RetentionPolicy,
 
 
 @given(policies, histories())
-def test_each_that_stays_has_a_reason(policy: RetentionPolicy, candidates: list[Candidate]) -> None:
+def test_every_kept_checkpoint_has_a_reason(policy: RetentionPolicy, candidates: list[Candidate]) -> None:
     verdicts = evaluate(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
     assert {v.candidate.storage_id for v in verdicts} == {c.storage_id for c in candidates}
     going = _going(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
@@ -114,19 +116,19 @@ def test_each_that_stays_has_a_reason(policy: RetentionPolicy, candidates: list[
 
 
 @given(st.integers(1, 20), histories())
-def test_the_latest(n: int, candidates: list[Candidate]) -> None:
+def test_keep_latest_keeps_newest_n(n: int, candidates: list[Candidate]) -> None:
     ours = own(candidates)
     assert KeepLatest(n).keep(ours, NOW) == {c.storage_id for c in ours[-n:]}
 
 
-def test_the_latest_are_those_of_the_last_restart() -> None:
+def test_keep_latest_orders_by_restart_before_time() -> None:
     before = [candidate(n, steps=100 + n) for n in range(3)]
     after = [candidate(n, steps=n, restart=1) for n in range(3, 5)]
     assert KeepLatest(3).keep(before + after, NOW) == {"c2", "c3", "c4"}
 
 
 @given(st.integers(1, 5), st.booleans(), histories())
-def test_the_best(n: int, smaller: bool, candidates: list[Candidate]) -> None:
+def test_keep_best_keeps_best_n(n: int, smaller: bool, candidates: list[Candidate]) -> None:
     kept = KeepBest(n, "loss", smaller_is_better=smaller).keep(candidates, NOW)
     rated = {c.storage_id: c.metrics["loss"] for c in candidates if "loss" in c.metrics}
     numbers = {name: value for name, value in rated.items() if not math.isnan(value)}
@@ -137,13 +139,13 @@ def test_the_best(n: int, smaller: bool, candidates: list[Candidate]) -> None:
     assert not worse or all(b <= w if smaller else b >= w for b in better for w in worse)
 
 
-def test_of_equally_good_ones_the_newer_is_best() -> None:
+def test_keep_best_of_equal_values_keeps_the_newer() -> None:
     equal = [candidate(n, metrics={"loss": 0.5}) for n in range(4)]
     for smaller in (True, False):
         assert KeepBest(2, "loss", smaller_is_better=smaller).keep(equal, NOW) == {"c2", "c3"}
 
 
-def test_every_so_many_steps() -> None:
+def test_keep_every_keeps_first_at_or_after_each_multiple() -> None:
     candidates = [candidate(n, steps=steps) for n, steps in enumerate([0, 600, 1200, 1800, 2400, 2999, 5000])]
     assert KeepEvery(1000).keep(candidates, NOW) == {"c0", "c2", "c4", "c6"}
     again = [*candidates, candidate(7, steps=1200, restart=1), candidate(8, steps=1300, restart=1)]
@@ -151,33 +153,33 @@ def test_every_so_many_steps() -> None:
 
 
 @given(st.integers(1, 300), histories())
-def test_every_multiple_is_kept(steps: int, candidates: list[Candidate]) -> None:
+def test_keep_every_keeps_one_per_multiple(steps: int, candidates: list[Candidate]) -> None:
     kept = {c.steps_completed for c in candidates if c.storage_id in KeepEvery(steps).keep(candidates, NOW)}
     assert {c.steps_completed for c in candidates if c.steps_completed % steps == 0} <= kept
     assert len({step // steps for step in kept}) == len(kept), "one of each multiple"
 
 
-def test_newer_than_a_duration() -> None:
+def test_keep_within_keeps_newer_than_duration() -> None:
     candidates = [candidate(n, age=hours * 3600) for n, hours in enumerate([200, 168, 24, 1, -5])]
     for week in ("7d", "1w", "168h", "6d 24h", 7 * 86400, timedelta(days=7)):
         assert KeepWithin(week).keep(candidates, NOW) == {"c1", "c2", "c3", "c4"}
     assert KeepWithin("0.5h").keep(candidates, NOW) == {"c4"}, "a time that is yet to come is new"
 
 
-def test_a_clock_that_jumps_takes_nothing_that_counts() -> None:
+def test_clock_jump_deletes_no_protected_checkpoint() -> None:
     candidates = [candidate(n, age=age) for n, age in enumerate([0.0, -5e5, 9e8])]
     assert _going(KeepWithin("1h"), candidates, run_id=RUN, in_use=(), now=NOW + 1e9) == ["c0", "c1"]
     assert _going(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=0.0) == ["c0", "c1"]
 
 
-def test_a_damaged_newest_protects_the_one_before() -> None:
+def test_damaged_newest_protects_the_previous() -> None:
     candidates = [candidate(0), candidate(1), candidate(2, damaged=True)]
     assert _going(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=NOW) == ["c0"]
     broken = [dataclasses.replace(c, damaged=True) for c in candidates]
     assert _going(KeepLatest(1), broken, run_id=RUN, in_use=(), now=NOW) == []
 
 
-def test_a_metric_that_no_checkpoint_has_deletes_nothing() -> None:
+def test_unknown_metric_deletes_nothing() -> None:
     candidates = [candidate(n, metrics={"val_loss": float(n)}) for n in range(3)]
     assert _going(KeepBest(1, "val_loss"), candidates, run_id=RUN, in_use=(), now=NOW) == ["c1"]
     misspelt = KeepBest(1, "loss") | KeepLatest(1)
@@ -188,7 +190,7 @@ def test_a_metric_that_no_checkpoint_has_deletes_nothing() -> None:
     assert {v.reasons[-1] for v in verdicts[:2]} == {"no checkpoint has the metric loss"}
 
 
-def test_policies_say_what_they_keep() -> None:
+def test_policy_text_describes_what_it_keeps() -> None:
     policy = KeepLatest(3) | KeepBest(1, "loss") | KeepBest(2, "acc", smaller_is_better=False) | KeepEvery(50)
     told = "the latest 3, the best by smallest loss, the best 2 by largest acc, every 50 steps"
     assert str(policy) == told
@@ -200,25 +202,25 @@ def test_policies_say_what_they_keep() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "3", None])
-def test_a_count_that_is_none(bad: object) -> None:
+def test_invalid_count_is_rejected(bad: object) -> None:
     for make in (KeepLatest, KeepEvery, lambda n: KeepBest(n, "loss")):
-        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+        with pytest.raises(ValueError, match="expected an integer of at least 1"):
             make(bad)
 
 
 @pytest.mark.parametrize(
     "bad", ["", "7", "d", "7 days", "-1d", "1d-", 0, -5, math.nan, math.inf, True, timedelta(0), None]
 )
-def test_a_duration_that_is_none(bad: object) -> None:
-    with pytest.raises(ValueError, match="is no duration: give it seconds, a timedelta, or a text such as"):
+def test_invalid_duration_is_rejected(bad: object) -> None:
+    with pytest.raises(ValueError, match="is not a duration: expected seconds, a timedelta, or a text such as"):
         KeepWithin(bad)
 
 
-def test_what_is_no_policy() -> None:
+def test_invalid_policy_is_rejected_with_an_example() -> None:
     with pytest.raises(ValueError, match="at least one policy"):
         AnyOf()
     for bad in (3, "latest", None, KeepLatest):
-        with pytest.raises(TypeError, match=r"is no retention policy: .*core\.KeepLatest\(3\)"):
+        with pytest.raises(TypeError, match=r"expected a policy such as core\.KeepLatest\(3\)"):
             check_policy(bad)
         with pytest.raises(TypeError):
             KeepLatest(1) | bad
@@ -228,7 +230,7 @@ def test_what_is_no_policy() -> None:
         KeepBest(1, "loss", "yes")
 
 
-def test_a_policy_of_ones_own() -> None:
+def test_user_defined_policy_is_evaluated() -> None:
     class KeepEven(RetentionPolicy):
         def keep(self, candidates: object, now: float) -> set[str]:
             return {c.storage_id for c in candidates if c.steps_completed % 20 == 0}
@@ -238,13 +240,13 @@ def test_a_policy_of_ones_own() -> None:
 
     verdicts = evaluate(KeepEven() | KeepLatest(1), [candidate(n) for n in range(5)], run_id=RUN, in_use=(), now=NOW)
     assert [v.reasons for v in verdicts] == [
-        ("even ones",), (), ("even ones",), (), ("even ones", "the latest", "the newest that is whole"),
+        ("even ones",), (), ("even ones",), (), ("even ones", "the latest", "the newest that is intact"),
     ]  # fmt: skip
 
 
 def _going(
     policy: RetentionPolicy, candidates: Sequence[Candidate], *, run_id: str, in_use: Collection[str], now: float
 ) -> list[str]:
-    """The storage_ids that go, oldest first."""
+    """Return the storage IDs that are deleted, oldest first."""
     verdicts = evaluate(policy, candidates, run_id=run_id, in_use=in_use, now=now)
     return [verdict.candidate.storage_id for verdict in verdicts if not verdict.reasons]

@@ -1,4 +1,4 @@
-"""What is wrong with an S3 store, said in one line before training starts."""
+"""Errors of an S3 store, in one line before training starts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Open = Callable[..., Store]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
-    """Opens stores, and closes them at the end."""
+    """Open stores, and close them at the end."""
     with closing() as close_later:
 
         def open_it(storage: dict[str, Any]) -> Store:
@@ -34,7 +34,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 @pytest.fixture
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment and a machine without credentials."""
+    """Remove all credentials from the environment and the machine."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -43,7 +43,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(store: Store, number: int, *words: str) -> str:
-    """The one line with which a store is refused."""
+    """Return the one-line error of a store."""
     with pytest.raises(StorageError) as caught:
         store.check_writable()
     text = str(caught.value)
@@ -54,22 +54,22 @@ def refusal(store: Store, number: int, *words: str) -> str:
     return text
 
 
-def test_a_missing_bucket(s3_server: S3Server, opened: Open) -> None:
+def test_missing_bucket_is_named(s3_server: S3Server, opened: Open) -> None:
     refusal(opened(s3_server.storage("no-such-bucket")), errno.ENOENT, "s3://no-such-bucket", "make the bucket")
 
 
-def test_a_server_that_is_not_there(opened: Open) -> None:
+def test_unreachable_server_is_named(opened: Open) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     storage = {"type": "s3", "bucket": "b", "endpoint_url": url, "access_key": "k", "secret_key": "s"}
     refusal(opened(storage), errno.EHOSTUNREACH, url, "is the server up?")
 
 
-def test_no_credentials(no_keys: None, opened: Open, moto_server: S3Server) -> None:
+def test_missing_credentials_error_says_what_to_set(no_keys: None, opened: Open, moto_server: S3Server) -> None:
     storage = {"type": "s3", "bucket": "b", "endpoint_url": moto_server.url}
     refusal(opened(storage), errno.EACCES, "give access_key and secret_key")
 
 
-def test_a_server_that_stays_busy(moto_server: S3Server, opened: Open) -> None:
+def test_busy_server_is_an_error_after_few_tries(moto_server: S3Server, opened: Open) -> None:
     bucket = moto_server.make_bucket()
     with proxy_before(moto_server.url) as proxy:
         proxy.begin(lambda number, request: BUSY)
@@ -78,7 +78,7 @@ def test_a_server_that_stays_busy(moto_server: S3Server, opened: Open) -> None:
         assert len(proxy.requests) > 2, "it was not asked again"
 
 
-def test_a_server_that_falls_silent_is_given_up(
+def test_silent_server_is_an_error_at_the_timeout(
     moto_server: S3Server, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(_drivers.S3_CONFIG, "read_timeout", 1)
@@ -90,9 +90,7 @@ def test_a_server_that_falls_silent_is_given_up(
 
 
 @pytest.mark.parametrize("fault", [CONFLICT, TOO_MANY])
-def test_request_that_conflicts_or_comes_too_soon_is_tried_again(
-    moto_server: S3Server, opened: Open, fault: str
-) -> None:
+def test_conflicting_or_throttled_request_is_retried(moto_server: S3Server, opened: Open, fault: str) -> None:
     bucket = moto_server.make_bucket()
     with proxy_before(moto_server.url) as proxy:
         store = opened(moto_server.storage(bucket, endpoint_url=proxy.url))
@@ -101,7 +99,7 @@ def test_request_that_conflicts_or_comes_too_soon_is_tried_again(
         assert proxy.requests[0] == proxy.requests[1]
 
 
-def test_name_that_the_library_would_change_is_refused_before_it_is_sent(
+def test_name_that_the_library_would_change_is_rejected_before_upload(
     moto_server: S3Server, opened: Open, tmp_path: Path
 ) -> None:
     bucket = moto_server.make_bucket()

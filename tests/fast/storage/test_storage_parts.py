@@ -30,15 +30,15 @@ PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join)
 
 class TestNames:
     @given(PATH)
-    def test_a_path_of_names_is_inner(self, path: str) -> None:
+    def test_is_relative_path_accepts_plain_names(self, path: str) -> None:
         assert is_relative_path(path)
         assert os.path.normpath(path) == path
 
     @pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", "./a", "a/..", "../a", "a/./b", "a\0b", None, 3])
-    def test_others_are_not(self, path: object) -> None:
+    def test_is_relative_path_rejects_others(self, path: object) -> None:
         assert not is_relative_path(path)
 
-    def test_parents(self) -> None:
+    def test_parents_returns_each_directory_above(self) -> None:
         assert parents("a") == []
         assert parents("a/b/c") == parents("a/b/c/") == ["a/", "a/b/"]
 
@@ -55,7 +55,7 @@ class TestNames:
             ("../*", [], ["a"]),
         ],
     )
-    def test_globs(self, glob: str, yes: list[str], no: list[str]) -> None:
+    def test_glob_pattern_matches_like_gitignore_paths(self, glob: str, yes: list[str], no: list[str]) -> None:
         assert [path for path in yes + no if glob_pattern(glob).fullmatch(path)] == yes
 
 
@@ -68,16 +68,16 @@ def earlier(manifest: Manifest) -> dict[str, Any]:
 
 class TestManifest:
     @given(st.dictionaries(PATH, st.integers(0, 1 << 30)), st.sets(PATH.map(lambda p: p + "/")))
-    def test_it_comes_back(self, sizes: dict[str, int], directories: set[str]) -> None:
+    def test_manifest_round_trips(self, sizes: dict[str, int], directories: set[str]) -> None:
         files = {p: FileEntry(n, tuple("ab" for _ in range(-(-n // (16 << 20))))) for p, n in sizes.items()}
         manifest = Manifest(files, tuple(sorted(directories)), HEADER)
         assert Manifest.decode(manifest.encode(), "here") == manifest
 
-    def test_resources_are_sorted_and_know_folders(self) -> None:
+    def test_resources_are_sorted_and_include_directories(self) -> None:
         manifest = Manifest({"b/x": FileEntry(3, ("",)), "a": FileEntry(1, ("",))}, ("b/",), HEADER)
         assert list(manifest.resources.items()) == [("a", 1), ("b/", 0), ("b/x", 3)]
 
-    def test_without_drops_folders_that_become_empty(self) -> None:
+    def test_without_drops_directories_that_become_empty(self) -> None:
         files = {path: FileEntry(0, ()) for path in ("a/b/x", "a/y", "c/z")}
         manifest = Manifest(files, ("a/", "a/b/", "c/", "empty/"), HEADER)
         left = manifest.without(["a/b/x", "c/z"])
@@ -101,24 +101,24 @@ class TestManifest:
             ),
             ({"files": [{**entry, "algorithm": "xxh3_128", "digests": []}]}, CheckpointCorrupt, "0 digests"),
             ({"files": [{**entry, "algorithm": "xxh3_128", "size": -1}]}, CheckpointCorrupt, "size"),
-            ({"files": [{**entry, "path": ".det_core/manifest.json"}]}, CheckpointCorrupt, "no path inside"),
+            ({"files": [{**entry, "path": ".det_core/manifest.json"}]}, CheckpointCorrupt, "not a path in"),
         ],
     )
-    def test_what_cannot_be_right_is_refused(
+    def test_decode_of_invalid_manifest_is_rejected(
         self, change: dict[str, object], error: type[Exception], match: str
     ) -> None:
         body = {**earlier(Manifest({}, (), HEADER)), **change}
         with pytest.raises(error, match=match):
             Manifest.decode(json.dumps(body).encode(), "here")
 
-    def test_manifest_of_an_earlier_version_is_read_without_digests_of_its_own(self) -> None:
+    def test_manifest_of_earlier_version_without_own_digests_is_read(self) -> None:
         manifest = Manifest({"a": FileEntry(1, ("ab",))}, ("b/",), HEADER)
         data = orjson.dumps(earlier(manifest))
         assert b'"digest":' not in data
         assert Manifest.decode(data, "here") == manifest
         assert Header.parse_prefix(data, "here") == HEADER
 
-    def test_manifest_with_any_bit_flipped_is_refused_or_means_the_same(self) -> None:
+    def test_manifest_with_any_flipped_bit_is_rejected_or_equal(self) -> None:
         manifest = Manifest({"a": FileEntry(3, ("ab",)), "b/c": FileEntry(0, ())}, ("b/", "d/"), HEADER)
         data, harmless = bytearray(manifest.encode()), 0
         for bit in range(8 * len(data)):
@@ -133,22 +133,22 @@ class TestManifest:
         assert harmless <= 8 * len("digest"), "only a key that nobody looks for can change its name"
 
     @given(st.binary(max_size=40))
-    def test_noise_is_corrupt(self, data: bytes) -> None:
+    def test_decode_of_random_bytes_is_corrupt(self, data: bytes) -> None:
         with pytest.raises(CheckpointCorrupt, match="here"):
             Manifest.decode(data, "here")
 
 
 class TestOwner:
-    def test_this_process_lives(self) -> None:
+    def test_own_process_is_alive(self) -> None:
         owner = Owner.current("a run.with dots", 3)
         assert Owner.parse(f"some.id.{owner.tag}") == ("some.id", owner)
         assert not owner.is_dead()
 
-    def test_another_process_of_this_pid_is_dead(self) -> None:
+    def test_owner_with_reused_pid_is_dead(self) -> None:
         owner = Owner.current("run", 0)
         assert replace(owner, started=owner.started - 1).is_dead()
 
-    def test_a_child_dies(self) -> None:
+    def test_owner_of_an_ended_child_is_dead(self) -> None:
         import subprocess
         import sys
 
@@ -164,7 +164,7 @@ class TestOwner:
             assert owner.is_dead(), "a zombie writes no more"
         assert owner.is_dead()
 
-    def test_only_a_later_restart_of_the_run_inherits(self) -> None:
+    def test_only_a_later_restart_of_the_run_is_successor(self) -> None:
         away = replace(Owner.current("run", 1), host="0" * 12)
         assert not away.is_dead()
         assert not away.is_dead(Owner.current("run", 1))
@@ -172,21 +172,21 @@ class TestOwner:
         assert away.is_dead(Owner.current("run", 2))
 
     @pytest.mark.parametrize("name", ["", "id", "a.b.c.d.e", "id.run.x.host.1.2", "deleted.1234"])
-    def test_other_names_are_nobodys(self, name: str) -> None:
+    def test_parse_of_other_names_returns_none(self, name: str) -> None:
         assert Owner.parse(name) is None
 
 
 class TestThreads:
     @pytest.mark.parametrize("threads", [1, 4])
-    def test_results_are_in_order(self, threads: int) -> None:
+    def test_map_threads_returns_results_in_order(self, threads: int) -> None:
         assert map_threads(lambda n: n * n, range(50), threads) == [n * n for n in range(50)]
 
-    def test_no_more_threads_than_allowed(self) -> None:
+    def test_map_threads_starts_no_more_than_allowed(self) -> None:
         seen: set[int] = set()
         map_threads(lambda _: seen.add(threading.get_ident()), range(100), 3)
         assert len(seen) <= 3
 
-    def test_the_first_error_stops_the_rest(self) -> None:
+    def test_map_threads_stops_at_the_first_error(self) -> None:
         begun: list[int] = []
 
         def work(n: int) -> None:
@@ -199,7 +199,7 @@ class TestThreads:
             map_threads(work, range(10_000), 2)
         assert len(begun) < 10_000
 
-    def test_the_caller_hears_ticks_while_it_waits(self) -> None:
+    def test_meter_reports_in_the_callers_thread(self) -> None:
         ticks: list[tuple[int, int]] = []
         meter = ProgressMeter(lambda done: ticks.append((done, threading.get_ident())))
 
@@ -211,7 +211,7 @@ class TestThreads:
         map_threads(work, [1, 2], 2, meter)
         assert sum(done for done, _ in ticks) == 10 and {caller for _, caller in ticks} == {threading.get_ident()}
 
-    def test_a_tick_that_raises_stops_the_rest(self) -> None:
+    def test_meter_that_raises_stops_the_other_threads(self) -> None:
         begun: list[int] = []
 
         def told(done: int) -> None:
@@ -229,7 +229,7 @@ class TestThreads:
             map_threads(work, range(100), 2, meter)
         assert len(begun) == 2
 
-    def test_threads_end_before_it_returns(self) -> None:
+    def test_map_threads_joins_its_threads(self) -> None:
         before = set(threading.enumerate())
         with pytest.raises(ZeroDivisionError):
             map_threads(lambda n: 1 // n, [1, 2, 0, 3], 4)
@@ -240,7 +240,7 @@ class TestCopier:
     """Small chunks stand in for large files."""
 
     @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 39, 40, 41, 95, 100])
-    def test_pieces_make_the_whole(self, size: int, tmp_path: Path) -> None:
+    def test_copy_of_pieces_equals_the_file(self, size: int, tmp_path: Path) -> None:
         data = os.urandom(size)
         (tmp_path / "source").write_bytes(data)
         job = CopyTask("f", str(tmp_path / "source"), size, str(tmp_path / "target"))
@@ -252,7 +252,7 @@ class TestCopier:
         checked = job._replace(target=None, expected=entry.digests)
         assert Copier(Disk("here"), "here", chunk_size=10).run([checked])["f"] == entry
 
-    def test_each_chunk_is_compared(self, tmp_path: Path) -> None:
+    def test_copier_compares_each_chunk(self, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(bytes(95))
         job = CopyTask("f", str(tmp_path / "source"), 95)
         digests = Copier(Disk("here"), "here", chunk_size=10).run([job])["f"].digests
@@ -263,7 +263,7 @@ class TestCopier:
             with pytest.raises(CheckpointCorrupt, match=f"f differs .* byte {start} and {min(95, start + 10)}"):
                 Copier(Disk("here"), "here", chunk_size=10).run([job._replace(expected=digests)])
 
-    def test_progress_that_raises_stops_in_the_middle_of_a_file(self, tmp_path: Path) -> None:
+    def test_copier_progress_that_raises_stops_within_a_file(self, tmp_path: Path) -> None:
         size, chunk = 64 << 20, 1 << 20
         for name in "ab":
             with (tmp_path / name).open("wb") as f:
@@ -291,21 +291,21 @@ class TestCopier:
         assert disk.read < 2 * size // (128 << 10) // 4, "it went on to the end"
 
     @pytest.mark.parametrize("listed", [3, 6])
-    def test_file_of_another_size_than_listed_is_an_error(self, listed: int, tmp_path: Path) -> None:
+    def test_copier_with_changed_size_raises(self, listed: int, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"12345")
         with pytest.raises(CheckpointError, match=f"{tmp_path}/source was changed while it was copied"):
             Copier(Disk("here"), "here").run(
                 [CopyTask("f", str(tmp_path / "source"), listed, str(tmp_path / "target"))]
             )
 
-    def test_file_that_may_grow_is_copied_as_it_was(self, tmp_path: Path) -> None:
+    def test_copier_of_a_growing_file_copies_its_beginning(self, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"12345")
         job = CopyTask("f", str(tmp_path / "source"), 3, str(tmp_path / "target"))
         Copier(Disk("here"), "here", growing=True).run([job])
         assert (tmp_path / "target").read_bytes() == b"123"
 
     @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 9))
-    def test_shares_are_a_partition(self, sizes: list[int], parts: int) -> None:
+    def test_split_work_is_a_partition(self, sizes: list[int], parts: int) -> None:
         work = pieces([CopyTask(str(i), "", size) for i, size in enumerate(sizes)], 10)
         shares = [split_work(work, part, parts, 10) for part in range(parts)]
         assert [piece for one in shares for piece in one] == work
@@ -314,7 +314,7 @@ class TestCopier:
 
 class TestScan:
     @given(st.sets(PATH, max_size=12))
-    def test_what_is_there_is_listed(self, paths: set[str]) -> None:
+    def test_scan_lists_files_and_directories(self, paths: set[str]) -> None:
         import tempfile
 
         paths = {path for path in paths if len(path.encode()) < 200 and not path.startswith("metadata.json")}
@@ -331,7 +331,7 @@ class TestScan:
             assert set(listing.files) == made
             assert {d for p in made for d in parents(p)} <= set(listing.directories)
 
-    def test_a_folder_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+    def test_scan_of_unreadable_directory_names_it(self, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=r"here: cannot list .*nothing"):
             scan(Disk("here"), str(tmp_path / "nothing"))
 
@@ -342,10 +342,10 @@ class TestMetadata:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
         max_leaves=10,
     )))  # fmt: skip
-    def test_comes_back(self, metadata: dict[str, Any]) -> None:
+    def test_metadata_round_trips(self, metadata: dict[str, Any]) -> None:
         assert decode_metadata(encode_metadata(metadata), "here") == metadata
 
-    def test_has_a_key_a_line(self) -> None:
+    def test_metadata_has_one_key_per_line(self) -> None:
         data = encode_metadata({"steps_completed": 3, "name": "ä", "more": {"a": [1, float("inf")]}})
         lines = ["{", '  "steps_completed": 3,', '  "name": "\\u00e4",', '  "more": {"a": [1, Infinity]}', "}"]
         assert data.decode().splitlines() == lines
@@ -353,7 +353,7 @@ class TestMetadata:
 
 
 class TestDisk:
-    def test_a_folder_that_fills_again_is_removed_at_last(self, tmp_path: Path) -> None:
+    def test_remove_tree_of_a_directory_that_refills_retries(self, tmp_path: Path) -> None:
         class Nfs(Disk):
             """Shows a removed file under another name, once."""
 
@@ -370,16 +370,16 @@ class TestDisk:
         Nfs("here").remove_tree(str(tmp_path / "folder"))
         assert not (tmp_path / "folder").exists()
 
-    def test_a_folder_that_never_empties_is_an_error(self, tmp_path: Path) -> None:
+    def test_remove_tree_of_a_directory_that_never_empties_raises(self, tmp_path: Path) -> None:
         class Full(Disk):
             def remove_file(self, path: str) -> None:
-                """Removes nothing."""
+                """Remove nothing."""
 
         (tmp_path / "folder").mkdir()
         (tmp_path / "folder" / "file").write_text("x")
         with pytest.raises(StorageError, match="remove folder"):
             Full("here").remove_tree(str(tmp_path / "folder"))
 
-    def test_removing_what_is_gone_is_no_error(self, tmp_path: Path) -> None:
+    def test_remove_of_a_missing_file_is_not_an_error(self, tmp_path: Path) -> None:
         Disk("here").remove_tree(str(tmp_path / "gone"))
         Disk("here").remove_file(str(tmp_path / "gone"))

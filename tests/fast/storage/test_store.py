@@ -1,4 +1,4 @@
-"""What every store does of itself: listing, marks of the dead, and what it says; on a directory and on objects."""
+"""Behaviour that all stores share: listing, leases of dead processes, messages; on a directory and on objects."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Reading:
 
 
 @pytest.mark.parametrize("kind", ["directory", "objects"])
-def test_the_newest_is_found_without_reading_every_manifest(kind: str, tmp_path: Path) -> None:
+def test_list_reads_each_manifest_header_once(kind: str, tmp_path: Path) -> None:
     reading = Reading(kind, tmp_path, count=20)
     assert len(reading.text) > 400_000
     assert reading.store.list("run")[-1].storage_id == "ours"
@@ -99,7 +99,7 @@ def test_the_newest_is_found_without_reading_every_manifest(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["directory", "objects"])
-def test_a_large_manifest_that_is_torn_is_not_listed(kind: str, tmp_path: Path) -> None:
+def test_torn_large_manifest_is_not_listed(kind: str, tmp_path: Path) -> None:
     reading = Reading(kind, tmp_path, count=1)
     reading.put("torn", reading.text[: len(reading.text) // 2])
     assert [found.storage_id for found in reading.store.list()] == ["c0", "ours"]
@@ -119,7 +119,7 @@ class Unreadable(Disk):
 
 
 @pytest.mark.parametrize("what", ["no permission", "folder as manifest", "link to itself", "object"])
-def test_list_leaves_out_what_cannot_be_read_with_a_word(
+def test_list_warns_of_unreadable_checkpoints_and_omits_them(
     what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store: Store = DirectoryStore(tmp_path / "store")
@@ -153,7 +153,7 @@ class Forbidden(Around):
         return call(*args)
 
 
-def test_what_another_store_deleted_is_not_listed_any_more(tmp_path: Path) -> None:
+def test_checkpoint_deleted_through_another_store_is_not_listed(tmp_path: Path) -> None:
     store, other = DirectoryStore(tmp_path / "store"), DirectoryStore(tmp_path / "store")
     for name in ("one", "two"):
         stored(store, tmp_path, name)
@@ -162,7 +162,7 @@ def test_what_another_store_deleted_is_not_listed_any_more(tmp_path: Path) -> No
     assert [found.storage_id for found in store.list()] == ["two"]
 
 
-def test_that_it_is_unverified_is_said_once(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unverified_checkpoint_is_logged_once(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     if isinstance(store, ObjectStore):
         put(store, "theirs/model.pt")
     else:
@@ -176,7 +176,7 @@ def test_that_it_is_unverified_is_said_once(store: Store, tmp_path: Path, caplog
 # Writers and deleters that are gone.
 
 
-def test_what_a_writer_elsewhere_left_is_collected_after_a_day(
+def test_files_of_a_remote_writer_are_collected_after_a_day(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staging = store.begin("one", AWAY)
@@ -186,7 +186,7 @@ def test_what_a_writer_elsewhere_left_is_collected_after_a_day(
     assert store.collect() == []
     later(monkeypatch, 25)
     assert store.collect() == ["one"]
-    with pytest.raises(CheckpointError, match="one cannot be saved: what was written of it was removed meanwhile"):
+    with pytest.raises(CheckpointError, match="one cannot be saved: its files were removed meanwhile"):
         staging.commit(files, [], METADATA, header("one"))
     staging.abort()
     assert store.list() == []
@@ -194,7 +194,7 @@ def test_what_a_writer_elsewhere_left_is_collected_after_a_day(
         store.open("one")
 
 
-def test_a_writer_touches_its_mark(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_renews_its_lease(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = store.begin("one", AWAY)
     fill(staging.path)
     before = store._list_leases()
@@ -211,7 +211,9 @@ def test_a_writer_touches_its_mark(store: Store, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("step", ["put", "commit"])
-def test_a_writer_hears_that_it_was_taken_for_dead(store: Store, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_whose_lease_was_collected_fails_to_commit(
+    store: Store, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     staging = store.begin("one", owner())
     fill(staging.path)
     listing = staging.scan_written()
@@ -228,7 +230,7 @@ def test_a_writer_hears_that_it_was_taken_for_dead(store: Store, step: str, monk
     assert store.list() == []
 
 
-def test_half_a_deletion_is_finished_by_who_failed_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_deletion_is_finished_by_the_same_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DirectoryStore(tmp_path / "store")
     stored(store, tmp_path, "one")
     with monkeypatch.context() as patched:
@@ -240,9 +242,7 @@ def test_half_a_deletion_is_finished_by_who_failed_at_it(tmp_path: Path, monkeyp
     assert os.listdir(tmp_path / "store" / ".det_core-tmp") == []
 
 
-def test_a_rank_that_cannot_remove_its_part_gives_nothing_of_the_chief_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_abort_of_a_rank_keeps_the_chiefs_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DirectoryStore(tmp_path / "store")
     chief = store.begin("one", owner())
     fill(chief.path)
@@ -258,7 +258,7 @@ def test_a_rank_that_cannot_remove_its_part_gives_nothing_of_the_chief_up(
     store.open("one").check(FILES)
 
 
-def test_a_mark_that_stays_after_the_commit_is_collected_alone(tmp_path: Path) -> None:
+def test_lease_left_after_commit_is_collected_alone(tmp_path: Path) -> None:
     with closing() as opened:
         plain = opened(object_store(f"memory:/{tmp_path}/store", tmp_path / "scratch"))
         store = ObjectStore(FaultyDriver(plain.driver, 1, "EIO", ("delete",)), tmp_path / "scratch")
@@ -279,7 +279,7 @@ def _refuse(*_: object) -> None:
 # Scripts that write into what is stored.
 
 
-def test_stored_files_are_read_only_and_downloaded_ones_are_not(home: Path, tmp_path: Path) -> None:
+def test_stored_files_are_read_only_and_downloads_writable(home: Path, tmp_path: Path) -> None:
     with core.init(checkpoint_storage=tmp_path / "store") as ctx:
         source = tmp_path / "source"
         fill(source)
@@ -296,12 +296,12 @@ def test_stored_files_are_read_only_and_downloaded_ones_are_not(home: Path, tmp_
     assert {p.stat().st_mode & 0o200 for p in source.rglob("*")} == {0o200}, "the script's own are as they were"
 
 
-def test_writing_into_a_restored_checkpoint_is_told(home: Path, tmp_path: Path) -> None:
+def test_write_into_a_restored_checkpoint_raises_at_its_end(home: Path, tmp_path: Path) -> None:
     """Permissions do not stop root."""
     with core.init(checkpoint_storage=tmp_path / "store") as ctx:
         with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
             fill(path)
-        with pytest.raises(CheckpointCorrupt, match=r"model\.pt was written to.*Only read from"):
+        with pytest.raises(CheckpointCorrupt, match=r"model\.pt was written to.*only read from"):
             with ctx.checkpoint.restore_path(storage_id) as path:
                 (path / "model.pt").chmod(0o644)
                 (path / "model.pt").write_bytes(b"of the next epoch")
@@ -313,7 +313,7 @@ def test_writing_into_a_restored_checkpoint_is_told(home: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("globs", [["empty"], ["**/*"]])
-def test_what_is_deleted_meanwhile_was_not_written_to(globs: list[str], tmp_path: Path) -> None:
+def test_checkpoint_deleted_during_restore_does_not_count_as_written(globs: list[str], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     stored(store, tmp_path, "one")
     with store.open("one").check_unchanged():
@@ -325,7 +325,7 @@ def test_what_is_deleted_meanwhile_was_not_written_to(globs: list[str], tmp_path
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_cannot_write_into_a_restored_checkpoint(tmp_path: Path) -> None:
+def test_other_user_cannot_write_into_a_restored_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(0o755)
     (tmp_path / "store").mkdir()
@@ -354,9 +354,7 @@ def test_another_user_cannot_write_into_a_restored_checkpoint(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("resume", [None, "latest"])
-def test_a_bucket_that_does_not_exist_is_told_at_init(
-    home: Path, moto_server: S3Server, tmp_path: Path, resume: str | None
-) -> None:
+def test_init_with_missing_bucket_raises(home: Path, moto_server: S3Server, tmp_path: Path, resume: str | None) -> None:
     storage = moto_server.storage("no-such-bucket", "prefix")
     with pytest.raises(StorageError, match=r"s3://no-such-bucket/prefix.*make the bucket, or correct its name"):
         core.init(checkpoint_storage=storage, resume=resume)
@@ -367,13 +365,13 @@ def test_a_bucket_that_does_not_exist_is_told_at_init(
                 call()
 
 
-def test_an_empty_bucket_is_no_error(home: Path, moto_server: S3Server) -> None:
+def test_init_with_empty_bucket_succeeds(home: Path, moto_server: S3Server) -> None:
     for prefix in ("", "prefix"):
         with core.init(checkpoint_storage=moto_server.storage(moto_server.make_bucket(), prefix)) as ctx:
             assert ctx.latest_checkpoint is None
 
 
-def test_a_driver_that_is_not_installed_is_told_at_init(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_with_missing_driver_raises(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(MissingExtra, match=r"pip install .*\[s3\]"):
         core.init(checkpoint_storage="s3://bucket/prefix")

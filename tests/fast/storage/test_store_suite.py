@@ -24,7 +24,7 @@ class Suite(CheckpointStoreSuite):
         return Forgetful(folder, visibility_timeout=0.1)
 
     def damage(self, store: Store, storage_id: str, path: str, change: Callable[[bytes], bytes] | None) -> None:
-        """This store's bytes cannot be damaged, it says."""
+        """Claim that this store's bytes cannot be damaged."""
 
     def beside(self, store: Store, name: str) -> bytes:
         return Path(store.root, name).read_bytes()
@@ -41,18 +41,18 @@ def failing(names: Collection[str], folder: Path) -> set[str]:
     return found
 
 
-def test_a_wrong_store_fails_the_suite(tmp_path: Path) -> None:
+def test_suite_fails_for_a_wrong_store(tmp_path: Path) -> None:
     names = [name for name, _ in inspect.getmembers(Suite, inspect.isfunction) if name.startswith("test_")]
     assert len(names) > 20
     assert failing(names, tmp_path) >= {
-        "test_the_list_is_sorted_by_restart_and_ordinal",
-        "test_two_checkpoints_are_written_at_a_time",
-        "test_a_flipped_byte_is_found",
-        "test_parts_of_a_check_cover_every_byte_once",
-        "test_delete_removes_what_globs_match",
+        "test_list_is_sorted_by_restart_and_ordinal",
+        "test_two_checkpoints_can_be_written_at_once",
+        "test_check_detects_a_flipped_byte",
+        "test_check_in_parts_covers_every_byte_once",
+        "test_delete_with_globs_removes_matching_files",
     }
 
 
-def test_the_suite_needs_both_answers() -> None:
+def test_suite_needs_both_answers() -> None:
     with pytest.raises(TypeError, match="abstract"):
         CheckpointStoreSuite()  # type: ignore[abstract]
