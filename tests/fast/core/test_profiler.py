@@ -140,7 +140,7 @@ def test_rejected_report_does_not_fail_the_run(caplog: pytest.LogCaptureFixture)
     ranks: Any = SimpleNamespace(local_rank=0)
     profiler = core.ProfilerContext(ranks, refuse, "agent")
     profiler.on(0.1, 1)
-    until(lambda: "the report of memory fails" in caplog.text)
+    until(lambda: "omitting the report of memory" in caplog.text)
     profiler.off()
 
 
