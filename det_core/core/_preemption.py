@@ -24,9 +24,9 @@ from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 logger = logging.getLogger("det_core.core")
 
 WARN_AFTER = 10.0
-"""Seconds of waiting for other ranks after which a warning names them."""
+"""Seconds after the chief's first call until a warning names ranks that never called."""
 POLL_INTERVAL = 0.5
-"""Seconds between two looks at deadline and warning while a call waits."""
+"""Maximum time between two checks of a waiting call, in seconds."""
 CLOSE_TIMEOUT = 10.0
 """Maximum wait for other threads in ``close()``, in seconds."""
 LONG_POLL_TIMEOUT = 60.0
@@ -332,30 +332,35 @@ class PreemptContext:
         return bool(self._never_called)
 
     def _await_decision(self) -> None:
-        """Wait for as long as a decision is open and every rank lives; say for whom."""
-        side, timeout = self._side, self._distributed.timeout
-        began, warned, asked = _clock.monotonic(), "", self._chief is not None
-        while self._communicator is not None and side.waiting and not self._broken:
-            if self._changed.wait(POLL_INTERVAL):
-                self._changed.clear()
-                continue
-            waited, missing = _clock.monotonic() - began, self._unanswered() or self._missing
-            if timeout is not None and waited >= timeout:
-                self._timed_out = True
-                raise CollectiveTimeout(
-                    f"should_preempt() (call {side.calls}) took longer than {timeout:g} s: waits for {missing}"
-                )
-            if waited >= WARN_AFTER / 2 and not asked:
-                asked = True
-                self._post("who")  # the answer is there by the time of the warning
-            if waited >= WARN_AFTER and not warned:
-                warned = missing
-                logger.warning(
-                    "should_preempt() (call %d), where the ranks agree on a stop, has waited for %.0f s for %s; it may "
-                    "be suspended, or wait for memory or a disk", side.calls, waited, missing,
-                )  # fmt: skip
-        if warned and not self._broken:
-            logger.warning("%s is back after %.0f s", warned, _clock.monotonic() - began)
+        """Wait while a decision is open and every rank lives; warn of ranks that do not respond.
+
+        Raises:
+            CollectiveTimeout: If the ranks did not agree within ``DET_CORE_TIMEOUT``.
+        """
+        side = self._side
+        if self._communicator is None or not side.waiting:
+            return
+        waits = self._communicator.wait_loop(
+            lambda: not side.waiting,
+            lambda: f"should_preempt() call {side.calls}",
+            lambda: self._unanswered() or self._missing,
+            timeout=self._distributed.timeout,
+            refresh=self._ask_missing,
+            interval=POLL_INTERVAL,
+        )
+        try:
+            for seconds in waits:
+                if self._broken:
+                    return
+                if self._changed.wait(seconds):
+                    self._changed.clear()
+        except CollectiveTimeout:
+            self._timed_out = True
+            raise
+
+    def _ask_missing(self) -> None:
+        if self._chief is None:
+            self._post("who")
 
     def _unanswered(self) -> str:
         """Return the ranks that an open decision waits for, on the chief."""
