@@ -115,11 +115,12 @@ class JobEnvironment:
         """Return the number in a variable.
 
         Raises:
-            ValueError: If it is not a number.
+            ValueError: If it is not set, or not a number.
         """
-        if not re.fullmatch(r"\d+", self.variables[name]):
-            raise ValueError(f"{name}={self.variables[name]!r}: expected a number")
-        return int(self.variables[name])
+        text = self.variables.get(name, "")
+        if not re.fullmatch(r"\d+", text):
+            raise ValueError(f"{name}={text!r}: expected a number")
+        return int(text)
 
 
 class Torchrun(JobEnvironment):

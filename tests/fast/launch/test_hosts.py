@@ -244,6 +244,8 @@ def test_find_layout_in_a_slurm_step_has_a_launcher_per_node() -> None:
     assert slots(layout("--nproc-per-node", "2", **STEP)) == {"gpu03": 2, "gpu04": 2}
     assert layout("--nproc-per-node", "2", **STEP).port == layout(**STEP).port, "the same on all nodes"
     assert layout(**{**STEP, "SLURM_JOB_ID": "18"}).port == layout(**STEP).port + 2, "one is for the launchers"
+    without_number = {name: value for name, value in STEP.items() if name != "SLURM_NODEID"}
+    assert refusal(**without_number) == "SLURM_NODEID='': expected a number"
     assert "--ntasks-per-node=1 to srun" in refusal(**{**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"})
 
 
