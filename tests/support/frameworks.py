@@ -30,7 +30,7 @@ WHO = """
         told = d.allgather([place, socket.gethostname(), Environment.read().secret])
     print("told", json.dumps(told))
 """
-"""A script that prints what every rank is, as every rank was told by all."""
+"""Script that prints numbers, host and secret of every rank, on every rank."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class Framework:
 
     name: str
     context: str
-    """The code that makes ``distributed``."""
+    """Code that makes ``distributed``."""
     rank: str
-    """The variable in which a rank finds its number."""
+    """Variable with the number of a rank."""
     size: str
-    """The option that says how many processes a machine gets."""
+    """Option for the number of processes on a node."""
     needs: tuple[str, ...] = ()
-    """Programs that the system has to have."""
+    """Programs that must be installed."""
 
     def launcher(self, *options: str) -> list[str]:
-        """The words to put before a script."""
+        """Return the command, without its script."""
         return [PYTHON, "-m", f"det_core.launch.{self.name}", *options]
 
     def local(self, processes: int, *options: str) -> list[str]:
-        """The words to put before a script that so many processes run on this machine."""
+        """Return the command, without its script, for ``processes`` ranks on this node."""
         return self.launcher(*options, self.size, str(processes))
 
     def who(self, folder: Path) -> str:
@@ -91,7 +91,7 @@ MPI = Framework(
 
 
 def variables() -> dict[str, str]:
-    """What a person who has activated the venv has, and what keeps the frameworks quiet here."""
+    """Return the variables of an activated venv, and those that keep the frameworks quiet."""
     return {
         "VIRTUAL_ENV": VENV,
         "PATH": f"{VENV}/bin:{os.environ['PATH']}",
@@ -112,17 +112,17 @@ WARM = warm.Kind(
     ),
     variables(),
 )
-"""Of the ranks that are forked where neither a launcher nor the start of a framework is the subject."""
+"""Server of ranks for tests whose subject is neither a launcher nor the start of a framework."""
 
 
 def mpirun(*options: str) -> list[str]:
-    """The words before a script that mpirun starts, with :data:`MPI`'s wrapper before each rank."""
+    """Return the command, without its script, of mpirun with :data:`MPI`'s wrapper before each rank."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return ["mpirun", *root, "--oversubscribe", *options, *MPI.launcher(MPI.rank)]
 
 
 def need(*programs: str) -> None:
-    """Skip this test, or in CI fail it, where the venv or a program is missing."""
+    """Skip this test, or fail it in CI, if the venv or a program is missing."""
     if not VENV or not os.access(PYTHON, os.X_OK):
         skip_or_fail("FRAMEWORKS_VENV does not name a venv with the frameworks: `make test-launchers` makes it")
     if absent := [name for name in programs if shutil.which(name) is None]:
@@ -131,20 +131,20 @@ def need(*programs: str) -> None:
 
 @pytest.fixture(params=sorted(FRAMEWORKS))
 def framework(request: pytest.FixtureRequest) -> Framework:
-    """Each framework in turn."""
+    """Return each framework in turn."""
     found = FRAMEWORKS[request.param]
     need(*found.needs)
     return found
 
 
 def told(output: str) -> dict[int, list[Any]]:
-    """What :data:`WHO` printed on each rank, by the number in the line's prefix."""
+    """Return the output of :data:`WHO` on each rank, by the number in the line's prefix."""
     found = re.findall(r"^\[rank=(\d+)\] told (.*)$", output, re.MULTILINE)
     return {int(rank): json.loads(text) for rank, text in found}
 
 
 def places(counts: Mapping[str, int]) -> list[list[Any]]:
-    """Place and host of every rank where so many run on each host."""
+    """Return numbers and host of every rank, given the count of each host."""
     size, found = sum(counts.values()), []
     for machine, (host, count) in enumerate(counts.items()):
         for local in range(count):
@@ -153,7 +153,7 @@ def places(counts: Mapping[str, int]) -> list[list[Any]]:
 
 
 def everyone_is_right(output: str) -> None:
-    """Two ranks on each of the two machines have said by :data:`WHO` who they are, and that they have the secret."""
+    """Check the output of :data:`WHO`: numbers, host and secret of two ranks on each of two nodes."""
     expected = [[*place, SECRET] for place in places(dict.fromkeys(NAMES, 2))]
     assert told(output) == dict.fromkeys(range(4), expected), output
     assert unprefixed(output) == []
@@ -169,11 +169,11 @@ PRINTS = r"""
         out.write(b"no end")
     os.write(2, b"to stderr\n")
 """
-"""A script that prints binary garbage, a line of so many bytes, so many lines, and one that does not end."""
+"""Script that prints invalid UTF-8, a long line, many lines, and one without an end."""
 
 
 def assert_all_was_printed(output: bytes, *, ranks: int, long: int, lines: int) -> None:
-    """Nothing that :data:`PRINTS` printed on so many ranks is lost, and every line has its prefix."""
+    """Check that the output of :data:`PRINTS` is complete, and every line has its prefix."""
     found = output.splitlines()
     assert len(found) == ranks * (lines + 3)
     for rank in range(ranks):
@@ -186,5 +186,5 @@ def assert_all_was_printed(output: bytes, *, ranks: int, long: int, lines: int) 
 
 
 def unprefixed(output: str) -> list[str]:
-    """The lines that do not say which rank they are from."""
+    """Return the lines without the prefix of a rank."""
     return [line for line in output.splitlines() if not re.match(r"\[rank=\d+\] ", line)]

@@ -23,7 +23,7 @@ from support.processes import until
 from support.servers import MARK
 
 ALL_NAMES = ("node1", "node2", "node3")
-"""Names of as many machines as there can be."""
+"""Names of all machines that can be created."""
 ALL_ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 NAMES = ALL_NAMES[:2]
 ADDRESSES = ALL_ADDRESSES[:2]
@@ -61,7 +61,7 @@ MaxSessions 100
 
 
 def missing() -> str | None:
-    """Why machines cannot be made here; None if they can."""
+    """Return why machines cannot be created here, None if they can."""
     if os.geteuid() != 0:
         return "network namespaces can only be made by root"
     if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
@@ -124,7 +124,7 @@ class Hosts:
             self._wait_for_ssh(number)
 
     def on(self, number: int) -> list[str]:
-        """The words to put before a command that is to run on a machine, from 1 on; the process stays the same."""
+        """Return the words that, before a command, run it on a machine, numbered from 1; they keep the process."""
         space, name = self._spaces[number - 1], ALL_NAMES[number - 1]
         enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", _AS_HOST, str(self._etc(space)), name]
@@ -134,7 +134,7 @@ class Hosts:
         return _run(*self.on(number), *command)
 
     def serve(self, number: int, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start what runs on a machine until that is switched off."""
+        """Start a process that runs on a machine until the machine is switched off."""
         with (self.folder / f"server-{number}.log").open("ab") as log:
             server = subprocess.Popen(
                 [*self.on(number), *command],
@@ -149,7 +149,7 @@ class Hosts:
         return server
 
     def processes(self, number: int) -> dict[int, str]:
-        """What runs on a machine besides its servers: the command lines by process id."""
+        """Return the command lines of a machine's processes except its servers, by process ID."""
         found = {}
         for pid in map(int, _run("ip", "netns", "pids", self._spaces[number - 1]).split()):
             with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ class Hosts:
         return found
 
     def nothing_left(self) -> None:
-        """Wait until nothing but servers runs on any machine."""
+        """Wait until only servers run on any machine."""
 
         def left() -> dict[int, str]:
             return {pid: command for number in self.numbers for pid, command in self.processes(number).items()}
@@ -167,7 +167,7 @@ class Hosts:
         until(lambda: not left(), lambda: f"left behind: {left()}")
 
     def listening(self, number: int) -> dict[int, str]:
-        """The TCP ports that a machine listens on for others, each with the address: not those on loopback alone."""
+        """Return the TCP ports that a machine opens to others, each with its address."""
         found = {}
         for name in ("tcp", "tcp6"):
             for line in self.run(number, "cat", f"/proc/net/{name}").splitlines()[1:]:
@@ -179,11 +179,11 @@ class Hosts:
         return found
 
     def cut(self, number: int = 2) -> None:
-        """Pull the cable of a machine out of the switch."""
+        """Unplug a machine from the switch."""
         _run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
     def mend(self, number: int = 2) -> None:
-        """Plug it in again, and wait until all machines reach each other as before."""
+        """Plug it in again, and wait until all machines reach each other."""
         _run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
         until(lambda: "state UP" in _run("ip", "-n", self._spaces[number - 1], "link", "show", "eth0"))
         for space in self._spaces:  # the kernel remembers for a while that it has found nobody at an address
@@ -193,7 +193,7 @@ class Hosts:
         return self.folder / space
 
     def close(self) -> None:
-        """Switch all off: whatever runs there is killed."""
+        """Switch all off, which kills their processes."""
         for space in (*self._spaces, self._switch):
             _remove(space)
         for server in self._servers:
@@ -210,21 +210,21 @@ class Hosts:
 
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Two machines for all tests."""
+    """Yield two machines for all tests."""
     with switched_on(tmp_path_factory.mktemp("hosts")) as machines:
         yield machines
 
 
 @pytest.fixture(scope="session")
 def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Three machines for all tests."""
+    """Yield three machines for all tests."""
     with switched_on(tmp_path_factory.mktemp("hosts"), 3) as machines:
         yield machines
 
 
 @contextlib.contextmanager
 def switched_on(folder: Path, count: int = 2) -> Iterator[Hosts]:
-    """Machines, for as long as the block runs."""
+    """Create machines for as long as the block runs."""
     if reason := missing():
         skip_or_fail(reason)
     machines = Hosts(folder, count)
@@ -235,7 +235,7 @@ def switched_on(folder: Path, count: int = 2) -> Iterator[Hosts]:
 
 
 def skip_or_fail(reason: str) -> None:
-    """Skip a test for what is not installed; fail it in CI, where all is."""
+    """Skip a test because something is not installed; fail it in CI, where everything is."""
     if os.environ.get("CI"):
         pytest.fail(f"this is CI, and {reason}")
     pytest.skip(reason)

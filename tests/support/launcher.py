@@ -1,4 +1,4 @@
-"""A launcher as a real process, with what it printed and a look at every process of its job."""
+"""A launcher as a real process, with its output and all processes of its job."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ class Launched:
         return self._out.read_bytes()
 
     def err_bytes_lines(self) -> list[bytes]:
-        """The lines of its stderr so far, sorted."""
+        """Return the lines of its stderr so far, sorted."""
         return sorted(self._err.read_bytes().splitlines())
 
     def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait until it has ended, and return its exit status."""
         return until(lambda: self.process.poll() is not None and [self.process.returncode], self.words)[0]
 
     def words(self) -> str:
-        """The end of all that it has printed."""
+        """Return the end of its output."""
         return f"{self.out[-3000:]}\n{self.err[-3000:]}"
 
     def wait_for(self, pattern: str, *, times: int = 1) -> list[Any]:
-        """Wait until stdout or stderr holds ``pattern`` so often; return what ``re.findall`` does."""
+        """Wait until stdout or stderr has ``times`` matches of ``pattern``; return those of ``re.findall``."""
 
         def look() -> list[Any] | None:
             found = re.findall(pattern, self.out + self.err, re.MULTILINE)
@@ -77,7 +77,7 @@ class Launched:
         return until(look, lambda: f"{pattern!r} did not come {times} times:\n{self.words()}", of=self.process)
 
     def processes(self) -> dict[int, str]:
-        """The command line of every process of the job that lives, by process id."""
+        """Return the command line of every living process of the job, by process ID."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -92,7 +92,7 @@ class Launched:
         until(lambda: not self.processes(), lambda: f"left behind: {self.processes()}\n{self.words()}")
 
     def supervisor(self) -> int:
-        """Process id of the ranks' parent: the launcher's only child, or its last."""
+        """Return the process ID of the ranks' parent: the launcher's only child, or its last."""
         return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[-1])
 
 
@@ -100,7 +100,7 @@ class Launched:
 def launched(
     launcher: list[str], *words: str, folder: Path, stdout: int | None = None, **env: str
 ) -> Iterator[Launched]:
-    """Start a launcher in ``folder``; at the end it is killed, whatever the test found, and its job ends with it."""
+    """Start a launcher in ``folder``; kill it at the end, with which its job ends."""
     job = Launched([*launcher, *words], folder, env, stdout)
     try:
         yield job
@@ -116,7 +116,8 @@ def write(folder: Path, name: str, text: str) -> str:
 
 
 def short_form(name: str) -> Any:
-    """A module of ``tests/launchers``, for the long form of its tests: the package ``launchers`` hides that folder."""
+    """Return a module of ``tests/launchers``, for the long form of its tests."""
+    # By path: the package ``launchers`` of the root hides the folder of that name.
     spec = importlib.util.spec_from_file_location(name, TESTS / "launchers" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -125,5 +126,5 @@ def short_form(name: str) -> Any:
 
 
 def _as_from_a_shell() -> None:
-    """A test runner in the background ignores SIGINT, and a launcher would go on doing so."""
+    """Restore SIGINT: a test runner in the background ignores it, which a launcher would inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What a test starts ends with it: the test process adopts every orphan, and ends all that the test has left.
+"""End of everything that a test starts: the test process adopts every orphan, and ends all that a test has left.
 
 A process that a test starts may fork, leave its session and lose its parent; as a child subreaper (``prctl(2)``) the
 test process stays its ancestor all the same. Servers that live longer than a test are named by :func:`keep`.
@@ -65,7 +65,8 @@ def end_all_but(before: set[int]) -> None:
 
 
 def _below(pid: int, before: set[int]) -> set[int]:
-    """The processes below one, but for zombies. A walk may miss one that is just being adopted: two are made."""
+    """Return the descendants of a process, except zombies."""
+    # Two walks: one may miss a process that is just being adopted.
     return _walk(pid, before) | _walk(pid, before)
 
 
@@ -84,7 +85,7 @@ def _walk(pid: int, before: set[int]) -> set[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process, any of its threads, is the parent of."""
+    """Return the children of all threads of a process."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
