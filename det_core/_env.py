@@ -1,9 +1,8 @@
 """Every environment variable det_core reads, in one frozen object.
 
 ``Environment.read()`` takes a snapshot, and is how the package sees ``os.environ``; only what is handed on whole to a
-child process does not pass through it. What the launchers of
-the frameworks set for their ranks (``RANK``, ``SLURM_PROCID``, …) is kept as one mapping, ``launch``, that the rank
-detectors of :mod:`det_core.core` read.
+child process does not pass through it. Variables that launchers and schedulers set for ranks (``RANK``,
+``SLURM_PROCID``, …) form one mapping, ``launch``, which :mod:`det_core._environments` reads.
 """
 
 from __future__ import annotations
