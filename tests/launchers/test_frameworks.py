@@ -94,7 +94,7 @@ def test_failed_rank_ends_the_others_and_gives_the_status(framework: Framework, 
         assert job.wait() == 3, job.err
         job.nothing_left()
     assert re.match(
-        r"\[launcher\] rank 1 \(pid \d+, host \S+\) failed with status 3: the other ranks have 4 s to end\n"
+        r"\[launcher\] rank 1 \(pid \d+, host \S+\) failed with status 3; 4 s for 3 other ranks to end\n"
         r"\[launcher\] rank 1 \(pid \d+, host \S+\) failed first, with status 3; its last lines:\n"
         r"\[rank=1\] line 28\n\[rank=1\] line 29\n",
         job.err,

@@ -104,5 +104,5 @@ def test_launcher_on_each_of_two_nodes_numbers_the_ranks(hosts: Hosts, tmp_path:
 
 
 def passed_on(env: dict[str, str]) -> list[str]:
-    """mpirun's options that hand variables on to other machines."""
+    """Return mpirun's options that pass variables to other nodes."""
     return [word for name in env if name not in ("HOME",) for word in ("-x", name)]

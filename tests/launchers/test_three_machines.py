@@ -154,7 +154,7 @@ def test_script_missing_on_one_node_ends_all_with_its_name(three_hosts: Hosts, t
 
 
 def test_failed_rank_is_named_at_once_on_each_node(three_hosts: Hosts, tmp_path: Path) -> None:
-    """Although a rank on another machine takes its time to end."""
+    """Although a rank on another node takes its time to end."""
     script = """
         import os, signal, sys, time
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(0)))
@@ -186,4 +186,4 @@ def test_sigterm_to_node_0_alone_ends_all_without_internals(three_hosts: Hosts, 
         assert job.wait() == [128 + signal.SIGTERM] * 3
     for machine in (1, 2):
         job.first(machine, r"rank 0 \(.*host node1\) was killed by SIGTERM: the job ends here too")
-    assert not re.search("asyncio|Task|Cancelled|Traceback|Error|link to other machines", job.words()), job.words()
+    assert not re.search("asyncio|Task|Cancelled|Traceback|Error|link to other nodes", job.words()), job.words()
