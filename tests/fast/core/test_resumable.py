@@ -27,7 +27,7 @@ def test_resumable_with_forked_workers_gives_the_batches_of_the_loader(form: str
     check(form, every=5, epochs=2, num_workers=2, multiprocessing_context="fork")
 
 
-@pytest.mark.parametrize("form", [form for form in DRAWING if form != "generators of the dataset"])
+@pytest.mark.parametrize("form", ["shuffled", "own generator", "counting sampler", "odd batches", "shuffled stream"])
 def test_resumable_with_persistent_workers_gives_the_batches_of_the_loader(form: str) -> None:
     check(form, every=5, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
 
@@ -97,6 +97,17 @@ def test_state_that_was_loaded_is_saved_as_it_was() -> None:
     assert rest == expected[rows:]
 
 
+def test_state_loaded_beside_persistent_workers_resumes_in_new_ones() -> None:
+    seed(1)
+    loader = core.resumable(FORMS["shuffled"](num_workers=1, persistent_workers=True))
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in batches]
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == rest
+
+
 def test_pass_that_was_left_by_break_goes_on() -> None:
     seed(1)
     expected = [batch.tolist() for batch in FORMS["shuffled"]()]
@@ -130,7 +141,7 @@ def test_state_of_another_loader_is_refused() -> None:
     assert "batch_size=4, here 2" in refused(DataLoader(Plain(), 2, sampler=DistributedSampler(Plain(), 2, 1)))
     assert "rank=1, here 0" in refused(DataLoader(Plain(), 4, sampler=DistributedSampler(Plain(), 2, 0)))
     assert "length=3, here 6" in refused(DataLoader(Plain(), 4, sampler=DistributedSampler(Plain(), 1, 0)))
-    assert "here 'RandomSampler, BatchSampler" in refused(DataLoader(Plain(), 4, shuffle=True))
+    assert "here ['RandomSampler', 'BatchSampler'" in refused(DataLoader(Plain(), 4, shuffle=True))
     workers = refused(DataLoader(Plain(), 4, sampler=DistributedSampler(Plain(), 2, 1), num_workers=1))
     assert "num_workers=0, here 1" in workers and "Make it as it was" in workers
 
