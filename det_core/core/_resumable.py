@@ -59,8 +59,8 @@ def resumable(loader: DataLoader[T], *, skip_loading: bool = False) -> Resumable
             random numbers.
 
     Raises:
-        ValueError: If ``skip_loading`` is set for an IterableDataset or for a loader with an ``__iter__()`` of its own,
-            or if workers give batches in any order (``in_order=False``).
+        ValueError: If ``skip_loading`` is set for an IterableDataset; if it is set or workers persist in a loader with
+            an ``__iter__()`` of its own; if workers give batches in any order (``in_order=False``).
     """
     return ResumableLoader(loader, skip_loading)
 
@@ -76,8 +76,13 @@ class ResumableLoader(Generic[T]):
     def __init__(self, loader: DataLoader[T], skip_loading: bool) -> None:
         # torch's own iterator takes its sampler and workers when it is made; accelerate's, with its first batch.
         self._is_plain = type(loader).__iter__ is DataLoader.__iter__
-        if skip_loading and (isinstance(loader.dataset, IterableDataset) or not self._is_plain):
-            raise ValueError("skip_loading=True: expected a map-style dataset, and a loader that inherits __iter__()")
+        if skip_loading and isinstance(loader.dataset, IterableDataset):
+            raise ValueError("skip_loading=True: expected a map-style dataset")
+        if (skip_loading or loader.persistent_workers) and not self._is_plain:
+            raise ValueError(
+                "skip_loading=True or persistent_workers=True: expected a loader that inherits __iter__(), such as one "
+                "that accelerate has not prepared"
+            )
         if loader.num_workers > 1 and not getattr(loader, "in_order", True):
             raise ValueError("in_order=False: expected True; without an order it is not known which batches are done")
         self.loader = loader

@@ -186,9 +186,12 @@ def test_options_that_cannot_be_resumed_are_refused() -> None:
         def __iter__(self) -> Any:
             return super().__iter__()
 
-    for loader in (DataLoader(Stream(), 4), Own(Plain(), 4)):
-        with pytest.raises(ValueError, match="skip_loading=True: expected a map-style dataset"):
-            core.resumable(loader, skip_loading=True)
+    with pytest.raises(ValueError, match="skip_loading=True: expected a map-style dataset"):
+        core.resumable(DataLoader(Stream(), 4), skip_loading=True)
+    with pytest.raises(ValueError, match="expected a loader that inherits __iter__"):
+        core.resumable(Own(Plain(), 4), skip_loading=True)
+    with pytest.raises(ValueError, match="persistent_workers=True: expected a loader that inherits __iter__"):
+        core.resumable(Own(Plain(), 4, num_workers=1, persistent_workers=True))
     with pytest.raises(ValueError, match="in_order=False: expected True"):
         core.resumable(DataLoader(Plain(), 4, num_workers=2, in_order=False))
 
