@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Se
 from det_core._env import Environment
 from det_core._training.data_order import EpochOrder, SeededDataset, length_of, rebuilt, repeat_first, share
 from det_core._training.devices import mover
+from det_core._training.loader_errors import forget_workers
 from det_core.accelerated.utils import epoch_seed
 
 logger = logging.getLogger("det_core.accelerated")
@@ -38,8 +39,9 @@ class EpochLoader:
 
     A torch ``DataLoader`` of a map-style dataset is rebuilt around an :class:`EpochOrder`. Anything else is iterated
     as it is: every rank draws all of its batches and takes its share, and a resume in the middle of an epoch passes
-    over batches. It also has what accelerate's loaders have, which tell ``gather_for_metrics()`` how many samples of
-    the last batches are there for the second time.
+    over batches. Workers of an iterable dataset are started anew in each epoch, with seeds from its number. It also
+    has what accelerate's loaders have, which tell ``gather_for_metrics()`` how many samples of the last batches are
+    there for the second time.
 
     Args:
         loader: the user's.
@@ -82,15 +84,19 @@ class EpochLoader:
         self._sampler = sampler
         self._generator: EpochGenerator | None = None
         self._order: EpochOrder | None = None
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if not isinstance(loader, DataLoader):
             return
-        if hasattr(sampler, "generator"):
-            if not isinstance(sampler.generator, EpochGenerator):
+        is_iterable = isinstance(loader.dataset, IterableDataset)
+        owner = loader if is_iterable else sampler  # that of a loader gives its workers their seeds
+        if hasattr(owner, "generator"):
+            if not isinstance(owner.generator, EpochGenerator):
                 generator = EpochGenerator()
-                generator.own_seed = None if sampler.generator is None else sampler.generator.initial_seed()
-                sampler.generator = generator
-            self._generator = sampler.generator
+                generator.own_seed = None if owner.generator is None else owner.generator.initial_seed()
+                owner.generator = generator
+            self._generator = owner.generator
             self._seed = seed if self._generator.own_seed is None else self._generator.own_seed
+        if is_iterable:
+            return
         batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         numbered = loader.num_workers > 0 and loader.batch_sampler is not None
         self._order = EpochOrder(batches, rank=rank, size=size, even=even, numbered=numbered)
@@ -133,10 +139,12 @@ class EpochLoader:
         self._epoch = epoch
         self._first = first
         known = isinstance(self._sampler, SequentialSampler) or hasattr(self._sampler, "set_epoch")
-        if first and (self._order is None or not (known or self._generator is not None)):
+        may_draw_here = self._order is None and not getattr(self.loader, "num_workers", 0)
+        if first and (may_draw_here or not (known or self._generator is not None)):
             logger.warning(
                 "this training goes on in the middle of an epoch whose order is not known to be that of before: for an "
-                "exact resume use shuffle=True, or a sampler with a generator= or a set_epoch()"
+                "exact resume use shuffle=True, a sampler with a generator= or a set_epoch(), or workers for an "
+                "iterable dataset"
             )
 
     def __iter__(self) -> Iterator[Any]:
@@ -150,6 +158,8 @@ class EpochLoader:
             self._order.first = self._first
             batches: Iterator[Any] = iter(self._rebuilt)
         else:
+            if self._generator is not None:
+                forget_workers(self.loader)  # those that stay would go on with the random states of the epoch before
             stream = repeat_first(self.loader, self._size) if self._even else iter(self.loader)
             # passed over now, as that draws random numbers: those of the batches to come are put back after it
             deque(itertools.islice(stream, self._first * self._size), maxlen=0)

@@ -9,10 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info  # noqa: E402
 
 from det_core import core  # noqa: E402
 from det_core.accelerated import Trainer  # noqa: E402
+from det_core.accelerated._data import EpochLoader  # noqa: E402
 from det_core.accelerated.callbacks import StopTrainingError, TrainerCallback  # noqa: E402
 from support.trainings import Events, a_trainer, linear, rows, same, train, weights  # noqa: E402
 
@@ -59,6 +60,49 @@ def test_a_stream(accumulation: int) -> None:
         6 // accumulation,
         lambda callback: train(a_noisy(callback), 3, Stream(), gradient_accumulation_steps=accumulation),
     )
+
+
+class DrawnStream(IterableDataset):  # type: ignore[misc]
+    """A shuffled share of rows for each worker, to which it adds random numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        x, y = rows().tensors
+        indices = range(worker.id, len(x), worker.num_workers)
+        return ((x[indices[i]] + torch.rand(2), y[indices[i]]) for i in torch.randperm(len(indices)).tolist())
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_stream_that_is_drawn_in_workers_resumes_as_straight(
+    is_persistent: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = {"num_workers": 2, "persistent_workers": is_persistent}
+    assert_resumed_as_straight(
+        6, lambda callback: train(a_noisy(callback), 3, DrawnStream(), train_dataloader_kwargs=workers)
+    )
+    assert "not known to be that of before" not in caplog.text
+
+
+def test_stream_that_is_drawn_in_workers_is_shared_by_two_ranks_and_resumes_on_each() -> None:
+    def loader(rank: int, process_seed: int) -> EpochLoader:
+        torch.manual_seed(process_seed)  # another one on each rank, and after a resume
+        made = DataLoader(DrawnStream(), 10, num_workers=2)
+        return EpochLoader(made, seed=5, rank=rank, size=2, even=True, device=torch.device("cpu"))
+
+    labels = []
+    for rank in range(2):
+        straight = loader(rank, process_seed=rank)
+        straight.begin(0)
+        first_epoch = list(straight)
+        straight.begin(1)
+        second_epoch = list(straight)
+        assert not torch.equal(first_epoch[0][1], second_epoch[0][1])
+        resumed = loader(rank, process_seed=rank + 2)
+        resumed.begin(1, first=1)
+        [(x, y)] = resumed
+        assert torch.equal(x, second_epoch[1][0]) and torch.equal(y, second_epoch[1][1])
+        labels += [label for _, y in second_epoch for label in y.flatten().tolist()]
+    assert sorted(labels) == sorted(rows().tensors[1].flatten().tolist())
 
 
 @pytest.mark.parametrize("kind", ["generator=", "loader"])
