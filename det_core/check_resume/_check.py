@@ -5,21 +5,31 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from det_core.check_resume._compare import Difference, compare, is_time
 from det_core.check_resume._diagnosis import Finding, diagnose, merge
 from det_core.check_resume._facts import describe_failure, gather
-from det_core.check_resume._plans import BEFORE_ANY_REPORT, kill_plan, stop_plan
-from det_core.check_resume._records import Training, read_training
+from det_core.check_resume._plans import BEFORE_ANY_REPORT, end_plan, kill_plan, stop_plan
+from det_core.check_resume._records import Training
 from det_core.check_resume._states import different_keys
-from det_core.check_resume._trainings import Home, timeout_after
+from det_core.check_resume._subjects import CommandSubject, Place, Subject
+from det_core.check_resume._trainings import RESUMED_PLAN, timeout_after
+
+if TYPE_CHECKING:
+    from det_core.check_resume._trial import ExperimentSource
 
 MAX_BATCHES = 1_000_000
 """Batches of the second undisturbed training that are noted."""
-UNDISTURBED, AGAIN, STOPPED, KILLED, ENDED = "undisturbed", "undisturbed again", "stopped", "killed", "after its end"
+UNDISTURBED = "undisturbed"
+AGAIN = "undisturbed again"
+STOPPED = "stopped"
+STOPPED_AT_END = "stopped at an epoch's end"
+KILLED = "killed"
+ENDED = "after its end"
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ def check_resume(
     command: Sequence[str],
     folder: Path,
     *,
+    experiment: ExperimentSource | None = None,
     keep: bool = False,
     at: int | None = None,
     kill_only: bool = False,
@@ -63,6 +74,8 @@ def check_resume(
     Args:
         command: what starts the training.
         folder: an empty folder for the homes of the trainings.
+        experiment: the experiment that the command creates, whose trial is checked under a master in ``folder``.
+            Defaults to None: the command itself trains.
         keep: whether it stays if nothing is wrong.
         at: the step after whose report the training is stopped, and killed. Defaults to None: after two fifths; the
             kill between two checkpoints.
@@ -74,20 +87,18 @@ def check_resume(
         ValueError: If the command cannot be run, or ``at`` is not a step of the training.
     """
     began = time.monotonic()
-    check = _Check(command, folder, 4 if kill_only else 5, on_progress)
-    undisturbed = check.train(UNDISTURBED, {})
-    if finding := _unusable(undisturbed):
-        return Report(tuple(command), (finding,), (undisturbed,), folder, time.monotonic() - began)
-    check.timeout = timeout_after(undisturbed.starts[0])
-    check.end = undisturbed.steps(undisturbed.main_group)[-1]
-    interrupted = []
-    if not kill_only:
-        interrupted.append(check.train(STOPPED, stop_plan(undisturbed, at), resumed=True))
-    interrupted.append(check.train(KILLED, kill_plan(undisturbed, at), resumed=True))
-    moments = {save.forwards: one.name for one in interrupted if (save := one.save_restored(1)) is not None}
-    calls = {stop["calls"] + 1: one.name for one in interrupted for stop in one.starts[0].noted("stop")}
-    again = check.train(AGAIN, {"snapshots": moments, "snapshots_at_calls": calls, "batches": MAX_BATCHES})
-    ended = check.resume_ended(undisturbed)
+    with ExitStack() as stack:
+        subject: Subject = CommandSubject(command)
+        if experiment is not None:
+            from det_core.check_resume._trial import TrialSubject
+
+            subject = TrialSubject(folder, experiment)
+            stack.callback(subject.close)
+        check = _Check(subject, folder, kill_only, on_progress)
+        undisturbed = check.train(UNDISTURBED, {})
+        if finding := _unusable(undisturbed):
+            return Report(tuple(command), (finding,), (undisturbed,), folder, time.monotonic() - began)
+        interrupted, again, ended = check.train_others(undisturbed, at)
     findings = _judge(undisturbed, again, interrupted, ended, rtol)
     is_kept = keep or bool(findings)
     if not is_kept:
@@ -95,10 +106,10 @@ def check_resume(
     return Report(
         command=tuple(command),
         findings=tuple(findings),
-        trainings=(undisturbed, again, *interrupted, ended),
+        trainings=(undisturbed, again, *interrupted, *ended),
         folder=folder if is_kept else None,
         seconds=time.monotonic() - began,
-        remarks=tuple(_remarks(undisturbed, interrupted[-1])),
+        remarks=tuple(_remarks(undisturbed, interrupted[-1], ended)),
     )
 
 
@@ -106,24 +117,23 @@ class _Check:
     """The trainings of one check.
 
     Args:
-        command: what starts the training.
+        subject: the training that is checked.
         folder: where their homes are made.
-        count: how many there will be.
+        kill_only: whether there is no stop.
         on_progress: called with a line for a person.
-
-    Attributes:
-        timeout: maximum time of a start in seconds; None: no limit.
-        end: the last step; -1: not known yet.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, count: int, on_progress: Callable[[str], None]) -> None:
-        self.timeout: float | None = None
-        self.end = -1
-        self._command, self._folder, self._count = command, folder, count
+    def __init__(self, subject: Subject, folder: Path, kill_only: bool, on_progress: Callable[[str], None]) -> None:
+        self._timeout: float | None = None
+        self._end = -1  # not known yet
+        self._kill_only = kill_only
+        self._subject = subject
+        self._folder = folder
+        self._count = 2 + subject.resumes_after_end  # and those that are interrupted
         self._on_progress = on_progress
         self._begun = 0
         self._title = ""
-        self._homes: dict[str, Home] = {}
+        self._places: dict[str, Place] = {}
 
     def train(self, name: str, plan: dict[str, Any], *, resumed: bool = False) -> Training:
         """Train in a new home.
@@ -131,40 +141,82 @@ class _Check:
         Args:
             name: the training's name.
             plan: what the probe is to do.
-            resumed: whether to start the command again after it was stopped or killed.
+            resumed: whether to start it again after it was stopped or killed.
         """
-        home = Home(self._folder / name.replace(" ", "-"), self._command, self._show_step)
-        self._homes[name] = home
+        place = self._subject.place(self._folder / name.replace(" ", "-").replace("'", ""), self._show_step)
+        self._places[name] = place
+        self._begun += 1
         self._show(f"{name}{_moment(plan)}")
-        starts = [home.run(plan, self.timeout)]
-        if resumed and not describe_failure((starts[0],)) and (starts[0].is_killed or starts[0].noted("stop")):
-            self._title += ", resumed"
-            self._on_progress(self._title)
-            starts.append(home.run({"resumed": True, "batches": 1}, self.timeout))
-        return read_training(name, home.path, tuple(starts))
+        starts = [place.run(plan, self._timeout)]
+        moments = starts[0].noted("kill" if starts[0].is_killed else "stop")
+        if resumed and not describe_failure((starts[0],)) and moments:
+            # The ranks agree on a later call of should_preempt() than that of the request.
+            self._show(f"{name}{_after(moments[0]['step'], moments[0]['calls'])}, resumed")
+            starts.append(place.run(RESUMED_PLAN, self._timeout))
+        return place.read(name, tuple(starts))
 
-    def resume_ended(self, undisturbed: Training) -> Training:
-        """Start the command once more in the home of the undisturbed training."""
+    def train_others(self, undisturbed: Training, at: int | None) -> tuple[list[Training], Training, list[Training]]:
+        """Make the other trainings, and return those that were interrupted, the second undisturbed one, the ended one.
+
+        Args:
+            undisturbed: the first.
+            at: the step after which to interrupt; None: a step of the plans' choice.
+        """
+        self._timeout = timeout_after(undisturbed.starts[0])
+        self._end = undisturbed.steps(undisturbed.main_group)[-1]
+        plans: dict[str, dict[str, Any]] = {}
+        if not self._kill_only:
+            plans[STOPPED] = stop_plan(undisturbed, at)
+            end = end_plan(undisturbed)
+            if at is None and end is not None:
+                plans[STOPPED_AT_END] = end
+        plans[KILLED] = kill_plan(undisturbed, at)
+        self._count += len(plans)
+        interrupted = [self.train(name, plan, resumed=True) for name, plan in plans.items()]
+        again = self.train(AGAIN, {**_snapshots(interrupted), "batches": MAX_BATCHES})
+        return interrupted, again, self._resume_ended(undisturbed)
+
+    def _resume_ended(self, undisturbed: Training) -> list[Training]:
+        """Start the undisturbed training once more, after its end, if that can be done."""
+        if not self._subject.resumes_after_end:
+            return []
+        self._begun += 1
         self._show(ENDED)
-        home = self._homes[UNDISTURBED]
-        return read_training(ENDED, home.path, (*undisturbed.starts, home.run({}, self.timeout)))
+        place = self._places[UNDISTURBED]
+        return [place.read(ENDED, (*undisturbed.starts, place.run({}, self._timeout)))]
 
     def _show(self, title: str) -> None:
-        self._begun += 1
-        self._title = f"training {self._begun} of {self._count}, {title}"
+        of = f" of {self._count}" if self._end >= 0 else ""
+        self._title = f"training {self._begun}{of}, {title}"
         self._on_progress(self._title)
 
     def _show_step(self, step: int) -> None:
         if step >= 0:
-            self._on_progress(f"{self._title}: step {step}" + (f" of {self.end}" if self.end >= 0 else ""))
+            self._on_progress(f"{self._title}: step {step}" + (f" of {self._end}" if self._end >= 0 else ""))
+
+
+def _snapshots(interrupted: Sequence[Training]) -> dict[str, Any]:
+    """Return the part of a plan that has the states noted with which the interrupted trainings went on."""
+    at_batches: dict[int, list[str]] = {}
+    at_calls: dict[int, list[str]] = {}
+    for training in interrupted:
+        if (save := training.save_restored(1)) is not None:
+            at_batches.setdefault(save.forwards, []).append(training.name)
+        for stop in training.starts[0].noted("stop"):
+            at_calls.setdefault(stop["calls"] + 1, []).append(training.name)
+    return {"snapshots": at_batches, "snapshots_at_calls": at_calls}
 
 
 def _moment(plan: dict[str, Any]) -> str:
-    """Return when a training is disturbed, in words; empty: it is not."""
-    step = plan.get("stop_at", plan.get("kill_at"))
-    if step == BEFORE_ANY_REPORT:
-        return f" at call {plan['stop_after_calls'] + 1} of should_preempt()"
-    return "" if step is None else f" at step {step}"
+    """Return when a training is to be disturbed, in words; empty: it is not."""
+    if "stop_at" in plan:
+        return f", requested{_after(plan['stop_at'], plan.get('stop_after_calls', 0) + 1)}"
+    return _after(plan["kill_at"], 0) if "kill_at" in plan else ""
+
+
+def _after(step: int, calls: int) -> str:
+    """Return a moment in words, before the first report by the calls of should_preempt()."""
+    return f" at call {calls} of should_preempt()" if step == BEFORE_ANY_REPORT else f" after step {step}"
 
 
 def _unusable(undisturbed: Training) -> Finding | None:
@@ -178,7 +230,11 @@ def _unusable(undisturbed: Training) -> Finding | None:
 
 
 def _judge(
-    undisturbed: Training, again: Training, interrupted: Sequence[Training], ended: Training, rtol: float
+    undisturbed: Training,
+    again: Training,
+    interrupted: Sequence[Training],
+    ended: Sequence[Training],
+    rtol: float,
 ) -> list[Finding]:
     """Return what is wrong."""
     findings = []
@@ -196,12 +252,15 @@ def _judge(
         findings.append(diagnose(gather(training, undisturbed, observed, rtol=rtol, noise=noise)))
     merged = merge(findings)
     if not any(finding.cause in _FOLLOWED_BY_A_NEW_START for finding in merged):
-        merged += _of_ended(undisturbed, ended, observed is not None, rtol)
+        for training in ended:
+            merged += _of_ended(undisturbed, training, observed is not None, rtol)
     return merged
 
 
-def _remarks(undisturbed: Training, killed: Training) -> Iterator[str]:
+def _remarks(undisturbed: Training, killed: Training, ended: Sequence[Training]) -> Iterator[str]:
     """Yield why equal trainings may prove less than they seem to."""
+    if not ended:
+        yield "after its end: not checked, since a master never starts a completed trial again"
     if len(killed.starts) > 1 and not any(save.restart == 0 for save in killed.saves):
         yield "killed before the first checkpoint, so it started over; --at STEP chooses a later step"
     rows = [

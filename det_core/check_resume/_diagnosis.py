@@ -41,6 +41,7 @@ class Facts:
         sizes: the numbers of ranks of its starts.
         left: commands of processes that outlived their start.
         was_interrupted: whether it was stopped or killed at all.
+        was_stopped: whether it was stopped.
         has_checkpoint: whether a checkpoint was committed before that.
         is_asked_for: whether the resumed start has restored a checkpoint.
         group: the group of metrics that steps are about.
@@ -72,6 +73,7 @@ class Facts:
     sizes: tuple[int, ...] = (1, 1)
     left: tuple[str, ...] = ()
     was_interrupted: bool = True
+    was_stopped: bool = True
     has_checkpoint: bool = True
     is_asked_for: bool = True
     group: str = "training"
@@ -143,7 +145,7 @@ def _blocking(facts: Facts) -> Iterator[Finding]:
             "and leave it when it returns True; `--kill` checks a kill alone",
         )
     if not facts.has_checkpoint:
-        if facts.name == "stopped":
+        if facts.was_stopped:
             yield Finding(
                 "never_saved",
                 "nothing was saved when the script was told to stop: save when should_preempt() returns True",

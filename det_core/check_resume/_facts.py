@@ -49,6 +49,7 @@ def gather(
         sizes=training.sizes,
         left=tuple(command for one in training.starts for command in one.left),
         was_interrupted=training.starts[0].is_killed or bool(training.starts[0].noted("stop")),
+        was_stopped=bool(training.starts[0].noted("stop")),
         has_checkpoint=start is not None,
         is_asked_for=restored is not None,
         group=group,

@@ -17,7 +17,7 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
 
     Args:
         undisturbed: the training to disturb.
-        at: the step to stop after. Defaults to None: after two fifths, apart from validations and checkpoints, and
+        at: the step to stop after. Defaults to None: after two fifths, apart from ends of epochs and checkpoints, and
             in the middle between two reports, where calls of ``should_preempt()`` allow it. A training that reports
             once, at its end, is stopped after two fifths of its calls.
 
@@ -28,17 +28,63 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
     if at is not None:
         return {"stop_at": _checked(at, steps)}
     if len(steps) == 1:
-        return {"stop_at": BEFORE_ANY_REPORT, "stop_after_calls": round(PART * _calls_per_row(undisturbed, steps))}
-    special = {save.reported for save in undisturbed.saves}
-    special |= {
-        step for group in undisturbed.rows if group != undisturbed.main_group for step in undisturbed.rows[group]
-    }
+        return _request(undisturbed, steps, -1, round(PART * _calls_per_row(undisturbed, steps)))
+    special = {save.reported for save in undisturbed.saves} | _ends(undisturbed)
     target = round(PART * (len(steps) - 1))
     window = range(len(steps) // 4, max(len(steps) * 3 // 5, 1))
     plain = [number for number in window if steps[number] not in special] or [target]
     number = min(plain, key=lambda number: abs(number - target))
+    return _request(undisturbed, steps, number, _calls_per_row(undisturbed, steps) // 2)
+
+
+def end_plan(undisturbed: Training) -> dict[str, Any] | None:
+    """Return the plan of a stop in the last batch of an epoch, the one nearest to two fifths.
+
+    What follows the batches of an epoch, such as a validation or a step of the schedule, is then still to be done, and
+    the next epoch begins with nothing done. A stop within an epoch and a checkpoint after one show neither.
+
+    Returns:
+        The plan; None if the record shows no epochs that end before the training does.
+    """
+    steps = undisturbed.steps(undisturbed.main_group)
+    ends = sorted(step for step in _ends(undisturbed) if steps[0] <= step < steps[-1])
+    if not ends:
+        return None
     calls = _calls_per_row(undisturbed, steps)
-    return {"stop_at": steps[number], "stop_after_calls": calls // 2}
+    target = steps[round(PART * (len(steps) - 1))]
+    end = min(ends, key=lambda step: abs(step - target))
+    if len(ends) < len(steps) - 1:
+        row = sum(step <= end for step in steps) - 1
+        after = calls * (end - steps[row]) // (steps[row + 1] - steps[row])
+    elif calls > 1:  # one row for each epoch, reported when its last call has been
+        row = sum(step < end for step in steps) - 1
+        after = calls - 1
+    else:
+        return None
+    return _request(undisturbed, steps, row, after)
+
+
+def _request(undisturbed: Training, steps: list[int], row: int, after: int) -> dict[str, Any]:
+    """Return the plan of a stop at a call after the report of a row; -1: before any.
+
+    Several ranks agree on the call that follows the request, which is made a call earlier, therefore.
+    """
+    if max(undisturbed.sizes, default=1) > 1:
+        after -= 1
+    if after < 0 <= row:
+        row -= 1
+        after += _calls_per_row(undisturbed, steps)
+    return {"stop_at": steps[row] if row >= 0 else BEFORE_ANY_REPORT, "stop_after_calls": max(after, 0)}
+
+
+def _ends(undisturbed: Training) -> set[int]:
+    """Return the steps after which an epoch ended, or something else than a training batch followed.
+
+    They are those of rows of other groups, such as validations, and those after which a DataLoader was begun anew.
+    """
+    others = [rows for group, rows in undisturbed.rows.items() if group != undisturbed.main_group]
+    passes = [note["step"] for start in undisturbed.starts for note in start.noted("pass")]
+    return {step for rows in others for step in rows} | set(passes)
 
 
 def kill_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:

@@ -24,13 +24,23 @@ if TYPE_CHECKING:
     from det_core.core import Context
 
 PLAN = "plan.json"
+POLL_INTERVAL = 0.01
 
 
 def attach(context: Context) -> None:
     """Observe the context that ``core.init()`` is about to return."""
     folder = Environment.read().probe_dir
-    if folder is not None:
-        Probe(context, folder).install()
+    if folder is None:
+        return
+    if context.managed:  # an experiment's variables stay the same; a trial's first run has the number 1
+        folder = folder / start_folder(context._run.restart - 1)
+        folder.mkdir(exist_ok=True)
+    Probe(context, folder).install()
+
+
+def start_folder(number: int) -> str:
+    """Return the name of the folder of a start, the first of which is number 0."""
+    return f"start-{number}"
 
 
 class Probe:
@@ -42,7 +52,7 @@ class Probe:
     """
 
     def __init__(self, context: Context, folder: Path) -> None:
-        plan = json.loads((folder / PLAN).read_text())
+        plan = json.loads((folder / PLAN).read_text()) if (folder / PLAN).exists() else {}
         self._context = context
         self._journal = context._run.journal
         self._is_chief = context.distributed.rank == 0
@@ -50,9 +60,9 @@ class Probe:
         self._kill_at: int | None = plan.get("kill_at")
         self._stop_at: int | None = plan.get("stop_at")
         self._calls_until_stop: int = plan.get("stop_after_calls", 0)
-        self._snapshots: dict[int, str] = {int(k): v for k, v in plan.get("snapshots", {}).items()}
+        self._snapshots: dict[str, list[str]] = plan.get("snapshots", {})
         self._batches_to_note: int = plan.get("batches", 0)
-        self._snapshots_at_calls: dict[int, str] = {int(k): v for k, v in plan.get("snapshots_at_calls", {}).items()}
+        self._snapshots_at_calls: dict[str, list[str]] = plan.get("snapshots_at_calls", {})
         self._is_resumed: bool = plan.get("resumed", False)
         self._is_stopped = False
         self._has_torch = False
@@ -70,6 +80,7 @@ class Probe:
         self._wrap(context.checkpoint, "_stage", self._around_stage)
         self._wrap(context.checkpoint, "resume", self._around_resume)
         self._wrap(self._journal, "metrics", self._around_report)
+        self._wrap(self._journal, "record", self._around_record)
         self._watch(random, "setstate", "random")
         self._observe_torch()
 
@@ -78,22 +89,31 @@ class Probe:
     def _around_should_preempt(self, call: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
         self._observe_torch()
         self._calls += 1
-        name = self._snapshots_at_calls.get(self._calls)
+        names = self._snapshots_at_calls.get(str(self._calls), [])
         if self._is_resumed and self._calls == 1:
-            name = "resumed"
-        if name is not None:
+            names = ["resumed"]
+        for name in names:
             self._note("snapshot_at_call", name=name, **take_snapshot(self._root).as_json())
         if self._is_chief and self._stop_at is not None and self._journal.newest_step >= self._stop_at:
             self._calls_until_stop -= 1
             # At the first call the handler is not installed yet, and the signal would end the process.
             if self._calls_until_stop < 0 and self._calls > 1:
                 self._stop_at = None
-                signal.raise_signal(signal.SIGUSR1)
+                self._request_stop()
         stops = call(*args, **kwargs)
         if stops and not self._is_stopped:
             self._is_stopped = True
             self._note("stop", **self._clock(), since_update=self._forwards - self._forwards_at_update)
         return stops
+
+    def _request_stop(self) -> None:
+        """Request a preemption, which the next call of should_preempt() sees."""
+        if not self._context.managed:
+            signal.raise_signal(signal.SIGUSR1)
+            return
+        self._note("pause")
+        while not self._context.preempt.requested:  # until the check has paused the experiment
+            time.sleep(POLL_INTERVAL)
 
     def _around_stage(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         staging = call(*args, **kwargs)
@@ -113,6 +133,11 @@ class Probe:
                 time.sleep(3600)
         return result
 
+    def _around_record(self, call: Callable[..., Any], kind: str, body: Mapping[str, Any]) -> Any:
+        if kind == "restore":
+            self._note("restore", storage_id=body["storage_id"])
+        return call(kind, body)
+
     def _clock(self) -> dict[str, int]:
         """Return how far this rank is."""
         return {
@@ -129,6 +154,7 @@ class Probe:
             return
         self._has_torch = True
         from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.utils.data import DataLoader
 
         self._watch(torch.nn.Module, "load_state_dict", "model")
         self._watch(torch.optim.Optimizer, "load_state_dict", "optimizer")
@@ -141,6 +167,7 @@ class Probe:
         if (numpy := sys.modules.get("numpy")) is not None:
             self._watch(numpy.random, "set_state", "random")
         self._wrap(torch, "load", self._around_load)
+        self._wrap(DataLoader, "__iter__", self._around_pass)
         register_optimizer_step_post_hook(self._on_update)
         self._wrap(torch.nn.Module, "__call__", self._around_forward)
 
@@ -153,6 +180,10 @@ class Probe:
         if is_checkpoint and type(state) is dict:
             return ReadKeys(state, lambda key: self._note("read", key=str(key)))
         return state
+
+    def _around_pass(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._note("pass", **self._clock())
+        return call(*args, **kwargs)
 
     def _watch(self, owner: Any, name: str, kind: str) -> None:
         def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -183,10 +214,10 @@ class Probe:
                 return  # a transform of the data, or a loss
             self._root = module  # the outermost module is the first to be called
         done = self._forwards
-        name = self._snapshots.get(done)
+        names = self._snapshots.get(str(done), [])
         if self._is_resumed and done == 0:
-            name = "resumed"
-        if name is not None:
+            names = ["resumed"]
+        for name in names:
             self._note("snapshot", name=name, **take_snapshot(self._root).as_json())
         if done < self._batches_to_note:
             self._note("batch", number=done, digest=digest((args, kwargs), MAX_SAMPLED))

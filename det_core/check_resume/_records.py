@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,50 +77,86 @@ class Training:
         return next((save for save in self.saves if save.storage_id == self.restored.get(restart)), None)
 
 
+@dataclass(frozen=True)
+class ReportedRow:
+    """A row as it was reported.
+
+    Attributes:
+        group, step: its place.
+        metrics: its values, by key.
+        batches: its values by batch; None or empty: it has none.
+        restart: the start that reported it.
+        stands: whether no later start has superseded it.
+    """
+
+    group: str
+    step: int
+    metrics: Mapping[str, Any]
+    batches: list[dict[str, Any]] | None
+    restart: int
+    stands: bool
+
+
 def read_training(name: str, home: Path, starts: tuple[Start, ...]) -> Training:
-    """Read a training; of several runs the oldest."""
+    """Read a bare training from its home; of several runs the oldest."""
     runs = list_runs(home)
     if not runs:
         return Training(name, starts, runs=0)
     run = read_run(runs[-1].path)
-    found = [(row, standing) for group in run.groups() for row, standing in _rows(run, group)]
-    found.sort(key=lambda entry: (entry[0].restart, entry[0].rank, entry[0].seq))
+    sizes = {record.restart: int(record["size"]) for record in run.records("run_start") if record.rank == 0}
+    training = Training(
+        name, starts, len(runs), tuple(sizes[restart] for restart in sorted(sizes)), saves=tuple(_saves(run, starts)),
+        restored={record.restart: str(record["storage_id"]) for record in run.records("restore")},
+    )  # fmt: skip
+    return with_rows(training, _rows(run))
+
+
+def with_rows(training: Training, found: Iterable[ReportedRow]) -> Training:
+    """Return a training with its rows, which are given in the order in which they were reported."""
     rows: Rows = {}
     batches: dict[tuple[str, int], list[dict[str, Any]]] = {}
     order: list[tuple[str, int]] = []
     reported: dict[int, list[tuple[str, int]]] = {}
-    for row, standing in found:
-        assert row.steps_completed is not None
-        reported.setdefault(row.restart, []).append((row.group, row.steps_completed))
-        if standing:
-            rows.setdefault(row.group, {})[row.steps_completed] = dict(flatten(row.metrics))
-            order.append((row.group, row.steps_completed))
-            if row.batch_metrics:
-                batches[row.group, row.steps_completed] = row.batch_metrics
-    sizes = {record.restart: int(record["size"]) for record in run.records("run_start") if record.rank == 0}
-    return Training(
-        name, starts, len(runs), tuple(sizes[restart] for restart in sorted(sizes)), rows, batches,
-        tuple(order),
-        {restart: tuple(steps) for restart, steps in reported.items()}, tuple(_saves(run, starts)),
-        {record.restart: str(record["storage_id"]) for record in run.records("restore")},
+    for row in found:
+        place = (row.group, row.step)
+        reported.setdefault(row.restart, []).append(place)
+        if row.stands:
+            rows.setdefault(row.group, {})[row.step] = dict(flatten(row.metrics))
+            order.append(place)
+            if row.batches:
+                batches[place] = row.batches
+    return replace(
+        training, rows=rows, batches=batches, order=tuple(order),
+        reported={restart: tuple(places) for restart, places in reported.items()},
     )  # fmt: skip
 
 
-def _rows(run: RunRecord, group: str) -> Iterator[tuple[Any, bool]]:
-    for row in run.iter_rows(group, superseded=True, batches=True):
-        if row.steps_completed is not None:  # the profiler's have none
-            yield row, not row.superseded
+def _rows(run: RunRecord) -> Iterator[ReportedRow]:
+    found = [
+        row
+        for group in run.groups()
+        for row in run.iter_rows(group, superseded=True, batches=True)
+        if row.steps_completed is not None  # the profiler's have none
+    ]
+    for row in sorted(found, key=lambda row: (row.restart, row.rank, row.seq)):
+        assert row.steps_completed is not None
+        yield ReportedRow(
+            row.group, row.steps_completed, row.metrics, row.batch_metrics, row.restart, not row.superseded
+        )
 
 
 def _saves(run: RunRecord, starts: tuple[Start, ...]) -> Iterator[Save]:
-    noted = {note["storage_id"]: note for start in starts for note in start.noted("save")}
     for record in run.records("checkpoint"):
         storage_id = str(record["storage_id"])
-        note = noted.get(storage_id, {"step": -1, "calls": 0, "forwards": 0})
-        yield Save(
-            storage_id, record.restart, int(record["steps_completed"]), note["step"], note["calls"], note["forwards"],
-            run.path / "checkpoints" / storage_id,
-        )  # fmt: skip
+        path = run.path / "checkpoints" / storage_id
+        yield save_of(storage_id, record.restart, int(record["steps_completed"]), path, starts)
+
+
+def save_of(storage_id: str, restart: int, steps_completed: int, path: Path, starts: tuple[Start, ...]) -> Save:
+    """Return a checkpoint with what the probe has noted of it."""
+    noted = {note["storage_id"]: note for start in starts for note in start.noted("save")}
+    note = noted.get(storage_id, {"step": -1, "calls": 0, "forwards": 0})
+    return Save(storage_id, restart, steps_completed, note["step"], note["calls"], note["forwards"], path)
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from det_core._env import changed_environment
 from det_core._standalone.processes import send, start_time
+from det_core.check_resume._probe import PLAN, start_folder
 from det_core.journal import list_runs
 
 POLL_INTERVAL = 0.05
@@ -25,7 +26,10 @@ MIN_TIMEOUT = 120.0
 TIMES_SLOWER = 10
 """A start is hung when it takes this many times as long as the first training."""
 TAIL_BYTES = 4000
+OUTPUT = "output.txt"
 PROBE = "det_core.check_resume._probe"
+RESUMED_PLAN = {"resumed": True, "batches": 1}
+"""Plan of a start that resumes what was stopped or killed."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Start:
 
 
 class Home:
-    """Home folder of one training, in which the command is started once or twice.
+    """Home folder of one bare training, in which the command is started once or twice.
 
     Args:
         path: the folder; made here.
@@ -80,8 +84,7 @@ class Home:
         Raises:
             ValueError: If the command is not a program that can be run.
         """
-        folder = self.path / f"start-{self._starts}"
-        folder.mkdir(parents=True)
+        folder = lay_out(self.path, self._starts, plan)
         runs = list_runs(self.path)
         variables = {
             "DET_CORE_HOME": str(self.path),
@@ -91,9 +94,8 @@ class Home:
             "DET_CORE_PROBE_DIR": str(folder),
         }
         self._starts += 1
-        (folder / "plan.json").write_text(json.dumps(plan))
         began = time.monotonic()
-        with open(folder / "output.txt", "wb") as output:
+        with open(folder / OUTPUT, "wb") as output:
             try:
                 process = subprocess.Popen(
                     self._command, env=changed_environment(variables), stdin=subprocess.DEVNULL, stdout=output,
@@ -107,7 +109,7 @@ class Home:
             left = () if killed or hung else _wait_for_left(folder)
         finally:
             _kill_all(process, folder)
-        text = (folder / "output.txt").read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        text = (folder / OUTPUT).read_bytes()[-TAIL_BYTES:].decode(errors="replace")
         return Start(process.returncode, seconds, killed, hung, tuple(left), text, read_notes(folder))
 
     def _wait(
@@ -126,6 +128,14 @@ class Home:
                 shown = now
                 self._on_progress(_newest_step(self.path))
         return False, False
+
+
+def lay_out(home: Path, number: int, plan: dict[str, Any]) -> Path:
+    """Make the folder of a start with its plan, and return it."""
+    folder = home / start_folder(number)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PLAN).write_text(json.dumps(plan))
+    return folder
 
 
 def timeout_after(first: Start) -> float:
@@ -164,7 +174,8 @@ def _step_in(line: bytes) -> int | None:
 # Processes of a start: those with a variable that they have inherited, and those that the probe has noted.
 
 
-def _marked(folder: Path) -> list[int]:
+def processes_of(folder: Path) -> list[int]:
+    """Return the processes of a start, by the folder of its probe."""
     mark = f"DET_CORE_PROBE_DIR={folder}".encode()
     found = {pid for pid in _all_pids() if mark in _variables_of(pid)}
     for notes in read_notes(folder).values():
@@ -188,7 +199,7 @@ def _variables_of(pid: int) -> list[bytes]:
 def _wait_for_left(folder: Path) -> list[str]:
     """Wait until no process of a start runs any more; return the commands of those that still do."""
     deadline = time.monotonic() + LEFT_TIMEOUT
-    while (left := _marked(folder)) and time.monotonic() < deadline:
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL)
     return [_command_of(pid) for pid in left]
 
@@ -204,7 +215,7 @@ def _command_of(pid: int) -> str:
 def _kill_all(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill every process of a start, until none is left, and reap the command."""
     deadline = time.monotonic() + KILL_TIMEOUT
-    while (pids := _marked(folder)) and time.monotonic() < deadline:
+    while (pids := processes_of(folder)) and time.monotonic() < deadline:
         for pid in pids:
             send(pid, signal.SIGKILL)
         time.sleep(0.005)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -19,12 +18,17 @@ examples:
   det-core check-resume -- python train.py --epochs 2
   det-core check-resume --at 150 -- python train.py --steps 400
   det-core check-resume -- python -m det_core.launch.torch_distributed --nproc-per-node 2 train.py
+  det-core check-resume -- det-core run -- python train.py
   det-core check-resume --json -- python train.py > check.json
 
 The command is run undisturbed twice, stopped and resumed, killed with kill -9 and resumed, and resumed after its end,
-one after the other: let it train for seconds, with a few checkpoints. Rows, ranks, runs, the final checkpoint and
-processes that are left are compared. Runs and checkpoints are kept in a temporary home, also those for which the script
-names a checkpoint_storage; nothing in DET_CORE_HOME changes. What the script writes elsewhere, it writes.
+one after the other: let it train for seconds, with a few checkpoints. Where the record shows epochs (by validations, or
+passes of a DataLoader), another training is stopped in the last batch of one. Rows, ranks, runs, the final checkpoint
+and processes that are left are compared. Runs and checkpoints are kept in a temporary home, also those for which the
+script names a checkpoint_storage; nothing in DET_CORE_HOME changes. What the script writes elsewhere, it writes.
+
+`det-core run` and `det-core experiment create` are checked under a master of their own, which ends with the check: one
+trial, stopped by a pause, and started again by the master after a kill.
 
 The summary is Markdown. The exit status is 0 if all is equal, and else 1."""
 
@@ -35,7 +39,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "det-core check-resume [options] [--] COMMAND …"
     parser.add_argument(
         "--at", type=int, metavar="STEP",
-        help="stop and kill after the report of this step (default: two fifths; the kill between two checkpoints)",
+        help="stop and kill after the report of this step; several ranks may agree to stop a step later (default: two "
+        "fifths; the kill between two checkpoints)",
     )  # fmt: skip
     parser.add_argument(
         "--kill", action="store_true", help="leave out the stop, for a script that never calls should_preempt()"
@@ -57,23 +62,22 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         error("there is no command to check: det-core check-resume -- python train.py")
         return NOT_UNDERSTOOD
-    if Path(command[0]).name == "det-core":
-        script = command[command.index("--") + 1 :] if "--" in command else ["python", "train.py"]
-        error(
-            "check-resume starts the training itself, and cannot stop or kill one under a master: give the script's "
-            f"command alone, det-core check-resume -- {shlex.join(script)}"
-        )
-        return NOT_UNDERSTOOD
     if args.keep and os.path.exists(args.keep):
         error(f"--keep {args.keep}: expected a folder that does not exist yet")
         return NOT_UNDERSTOOD
+    experiment = None
+    if Path(command[0]).name == "det-core":
+        from det_core.cli._check_trial import read_experiment
+
+        if (experiment := read_experiment(command[1:])) is None:
+            return NOT_UNDERSTOOD
     folder = Path(args.keep).absolute() if args.keep else Path(tempfile.mkdtemp(prefix="det_core-check-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with interrupted_by_sigterm():
             report = check_resume(
-                command, folder, keep=bool(args.keep), at=args.at, kill_only=args.kill, rtol=args.rtol,
-                on_progress=_Progress(),
+                command, folder, experiment=experiment, keep=bool(args.keep), at=args.at, kill_only=args.kill,
+                rtol=args.rtol, on_progress=_Progress(),
             )  # fmt: skip
     except BaseException:
         if not args.keep:

@@ -48,17 +48,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a command as the one trial of an experiment."""
-    command = args.COMMAND[1:] if args.COMMAND[:1] == ["--"] else args.COMMAND
+    command = script_of(args)
+    if command is None:
+        return NOT_UNDERSTOOD
+    return on_master(lambda args, master: _run(args, master, command))(args)
+
+
+def script_of(args: argparse.Namespace) -> list[str] | None:
+    """Return the command of the trial; None if there is none, which was printed."""
+    command: list[str] = args.COMMAND[1:] if args.COMMAND[:1] == ["--"] else args.COMMAND
     if args.COMMAND[:1] != ["--"] and command and command[0] in COMMANDS["runs"].subcommands:
         error(
             f"to run the command {command[0]!r}: det-core run -- {command[0]}; or did you mean `det-core runs "
             f"{command[0]}`?"
         )
-        return NOT_UNDERSTOOD
+        return None
     if not command:
         error("there is no command to run: det-core run -- python train.py")
-        return NOT_UNDERSTOOD
-    return on_master(lambda args, master: _run(args, master, command))(args)
+        return None
+    return command
 
 
 def _run(args: argparse.Namespace, master: Master, command: list[str]) -> int:
@@ -66,7 +74,7 @@ def _run(args: argparse.Namespace, master: Master, command: list[str]) -> int:
     from det_core.cli.experiment._follow import follow
     from det_core.cli.experiment._told import as_json
 
-    experiment = submit(args, master, _config(args, command), args.config)
+    experiment = submit(args, master, config_of(args, command), args.config)
     if experiment is None:
         return NOT_UNDERSTOOD
     if args.detach and args.json:
@@ -82,7 +90,8 @@ def _run(args: argparse.Namespace, master: Master, command: list[str]) -> int:
     return _status(experiment)
 
 
-def _config(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
+def config_of(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
+    """Return the configuration of the experiment, but for the options of --config."""
     return {
         "name": args.name or _name(command),
         "entrypoint": command,

@@ -159,6 +159,16 @@ WRONG = {
             ),
         ),
     ),
+    "order_after_the_last_batch": Wrong(  # right but at the end of an epoch, where the next order is to be drawn
+        "epochs",
+        "data_position",
+        (
+            (
+                '                    "epoch": epoch,\n                    "done": batch + 1,\n',
+                '                    "epoch": step // len(loader),\n                    "done": step % len(loader),\n',
+            ),
+        ),
+    ),
     "generator_of_the_sampler": Wrong(
         "epochs", "data_position", (("shuffle=True)", "shuffle=True, generator=torch.Generator().manual_seed(2))"),)
     ),

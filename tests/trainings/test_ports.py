@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
-from support import ports
+from support import ports, warm
+from support.commands import det_core
 
 
-@pytest.mark.parametrize("name", ["optimizer", "counter", "generator_of_the_sampler", "ema"])
+@pytest.mark.parametrize("name", ["optimizer", "counter", "order_after_the_last_batch", "ema"])
 def test_wrong_port_is_found_by_its_cause(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = ports.check_wrong(name, tmp_path)
@@ -25,3 +28,23 @@ def test_right_port_sees_neither_finding_nor_warning(
     outcome = ports.check_right(name, tmp_path)
     assert outcome.causes == () and outcome.status == 0, outcome.texts
     assert all(line.startswith("det_core: ") for line in outcome.printed.splitlines()), outcome.printed
+
+
+def test_right_port_on_two_ranks_is_equal_as_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    launched = [warm.python(warm.HERE), *ports.RIGHT["ranks"]]
+    done = det_core("check-resume", "--json", "--", "det-core", "run", "--slots", "2", "--", *launched)
+    stopped = json.loads(done.stdout)["runs"][2]
+    assert (stopped["training"], stopped["ranks"], stopped["rows"]) == ("stopped", [2, 2], 24)
+    told = re.search(r"stopped after step (\d+), resumed", done.stderr)
+    assert told is not None and int(told[1]) == stopped["resumed_from"], "the step on which the ranks have agreed"
+
+
+@pytest.mark.parametrize("name", ["counter", "name_with_the_time"])
+def test_wrong_port_is_found_as_a_trial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ports.write(name, tmp_path)
+    words = ["det-core", "run", "--", warm.python(), f"{name}.py"]
+    done = det_core("check-resume", "--json", "--", *words, check=None)
+    causes = [finding["cause"] for finding in json.loads(done.stdout)["findings"]]
+    assert causes[:1] == {"counter": ["starts_over"], "name_with_the_time": []}[name], "a trial resumes by its number"

@@ -103,6 +103,7 @@ def test_kill_before_the_first_checkpoint_has_no_finding() -> None:
     facts = replace(
         EXACT,
         name="killed",
+        was_stopped=False,
         has_checkpoint=False,
         is_asked_for=False,
         saved_step=0,

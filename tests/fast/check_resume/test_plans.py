@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from det_core.check_resume._plans import kill_plan, stop_plan
+from det_core.check_resume._plans import end_plan, kill_plan, stop_plan
 from det_core.check_resume._records import Rows, Save, Training
+from det_core.check_resume._trainings import Start
 
 
 def training(
-    steps: range, saves: tuple[int, ...], *, calls_per_row: int = 1, validations: range = range(0)
+    steps: range,
+    saves: tuple[int, ...],
+    *,
+    calls_per_row: int = 1,
+    validations: range = range(0),
+    passes: range = range(0),
+    ranks: int = 1,
 ) -> Training:
     """Return an undisturbed training with a row at each step."""
     rows: Rows = {"training": {step: {} for step in steps}}
@@ -20,7 +27,8 @@ def training(
     made = [
         Save(str(step), 0, step, step, calls_per_row * (list(steps).index(step) + 1), step, Path()) for step in saves
     ]
-    return Training("undisturbed", (), rows=rows, saves=tuple(made))
+    start = Start(0, 1.0, notes={0: [{"event": "pass", "step": step} for step in passes]})
+    return Training("undisturbed", (start,), sizes=(ranks,), rows=rows, saves=tuple(made))
 
 
 def test_stop_keeps_away_from_checkpoints_and_validations() -> None:
@@ -65,3 +73,38 @@ def test_given_step_is_taken_for_both() -> None:
 def test_given_step_outside_of_the_training_is_an_error(at: int) -> None:
     with pytest.raises(ValueError, match=rf"--at {at}: expected a step before the last; .* 1 to 30"):
         stop_plan(training(range(1, 31), ()), at)
+
+
+@pytest.mark.parametrize("seen_by", ["validations", "passes"])
+def test_end_plan_is_the_last_batch_of_an_epoch_that_the_record_shows(seen_by: str) -> None:
+    undisturbed = training(range(1, 41), (40,), **{seen_by: range(8, 41, 8)})
+    assert end_plan(undisturbed) == {"stop_at": 16, "stop_after_calls": 0}
+    assert stop_plan(undisturbed, None)["stop_at"] not in range(8, 41, 8)
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "plan"),
+    [
+        (training(range(10, 110, 10), (100,), calls_per_row=10, validations=range(35, 101, 35)), (30, 5)),
+        (training(range(1, 5), (4,), calls_per_row=8, validations=range(1, 5)), (1, 7)),
+        (training(range(1, 5), (4,), calls_per_row=8, validations=range(1, 2)), (1, 0)),
+        (training(range(1, 41), (40,), validations=range(8, 41, 8), ranks=2), (15, 0)),
+        (training(range(1, 4), (3,), calls_per_row=8, validations=range(1, 4), ranks=2), (1, 6)),
+    ],
+    ids=["rows of ten batches", "row an epoch", "one validation", "two ranks", "row an epoch on two ranks"],
+)
+def test_end_plan_counts_calls_from_the_report_before(undisturbed: Training, plan: tuple[int, int]) -> None:
+    assert end_plan(undisturbed) == {"stop_at": plan[0], "stop_after_calls": plan[1]}
+
+
+@pytest.mark.parametrize(
+    "undisturbed",
+    [training(range(1, 31), (10, 20, 30)), training(range(1, 5), (2, 4), validations=range(1, 5))],
+    ids=["no epochs", "only whole epochs are seen"],
+)
+def test_end_plan_without_batches_within_epochs_is_none(undisturbed: Training) -> None:
+    assert end_plan(undisturbed) is None
+
+
+def test_stop_of_several_ranks_is_requested_a_call_earlier() -> None:
+    assert stop_plan(training(range(1, 31), (10, 20, 30), ranks=2), None) == {"stop_at": 12, "stop_after_calls": 0}

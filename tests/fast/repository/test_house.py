@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"search"},
     "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
-    "check_resume": {"core", "journal"},
+    "check_resume": {"client", "core", "journal"},
     "slurm": {"core", "journal"},
     "cli": {"backend", "check_resume", "client", "config", "core", "journal", "search", "slurm", "storage"},
 }
