@@ -146,7 +146,7 @@ class TrialPlace:
         seconds = time.monotonic() - began
         status = -signal.SIGKILL if is_killed or is_hung else _status(self._experiment)
         output = self._take_output(self._experiment)
-        (folder / OUTPUT).write_text(output)
+        (folder / OUTPUT).write_text(output, errors="backslashreplace")
         return Start(status, seconds, is_killed, is_hung, (), output, read_notes(folder))
 
     def read(self, name: str, starts: tuple[Start, ...]) -> Training:
@@ -158,11 +158,9 @@ class TrialPlace:
         restored = {
             number: str(note["storage_id"]) for number, start in enumerate(starts) for note in start.noted("restore")
         }
-        training = Training(
-            name, starts, sizes=tuple(len(start.notes) for start in starts), 
-            saves=tuple(_saves(trial, self._checkpoints, starts)),
-            restored=restored,
-        )  # fmt: skip
+        sizes = tuple(len(start.notes) for start in starts)
+        saves = tuple(_saves(trial, self._checkpoints, starts))
+        training = Training(name, starts, sizes=sizes, saves=saves, restored=restored)
         return with_rows(training, _rows(self._experiment.master, trial.id))
 
     def _wait(
