@@ -119,7 +119,7 @@ class _Check:
     Args:
         subject: the training that is checked.
         folder: where their homes are made.
-        kill_only: whether there is no stop.
+        kill_only: whether to leave out the stops.
         on_progress: called with a line for a person.
     """
 

@@ -22,7 +22,7 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
             once, at its end, is stopped after two fifths of its calls.
 
     Raises:
-        ValueError: If there is no such step before the last.
+        ValueError: If the training reports no such step before its last.
     """
     steps = undisturbed.steps(undisturbed.main_group)
     if at is not None:
@@ -96,7 +96,7 @@ def kill_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
             two fifths.
 
     Raises:
-        ValueError: If there is no such step before the last.
+        ValueError: If the training reports no such step before its last.
     """
     steps = undisturbed.steps(undisturbed.main_group)
     if at is not None:

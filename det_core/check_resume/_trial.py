@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from det_core._json import to_numbers
+from det_core._json import str_to_nonfinite
 from det_core._standalone.processes import send
 from det_core.check_resume._records import ReportedRow, Save, Training, save_of, with_rows
 from det_core.check_resume._trainings import (
@@ -240,6 +240,6 @@ def _rows(master: Master, trial_id: int) -> Iterator[ReportedRow]:
         if row.get("total_batches") is not None:  # the profiler's have none
             metrics = plain(row["metrics"])
             yield ReportedRow(
-                row["group"], row["total_batches"], to_numbers(metrics["avg_metrics"]),
-                to_numbers(metrics.get("batch_metrics")), row["trial_run_id"] - 1, not row["archived"],
+                row["group"], row["total_batches"], str_to_nonfinite(metrics["avg_metrics"]),
+                str_to_nonfinite(metrics.get("batch_metrics")), row["trial_run_id"] - 1, not row["archived"],
             )  # fmt: skip

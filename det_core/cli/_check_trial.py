@@ -27,7 +27,7 @@ def read_experiment(words: Sequence[str]) -> ExperimentSource | None:
     """
     from det_core.check_resume._trial import ExperimentSource
     from det_core.config import parse_experiment
-    from det_core.errors import ConfigErrors
+    from det_core.errors import ConfigError
 
     asked = _arguments(words)
     if asked is None:
@@ -40,7 +40,7 @@ def read_experiment(words: Sequence[str]) -> ExperimentSource | None:
         args.config.append(f"resources.slots_per_trial={args.slots}")
     try:
         experiment = parse_experiment(config, overrides=args.config)
-    except ConfigErrors as e:
+    except ConfigError as e:
         tell_mistakes(e.errors, shown)
         return None
     for warning in experiment.warnings:

@@ -21,7 +21,7 @@ checkpoint_storage: {type: shared_fs, host_path: /nowhere/at/all}
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script and an experiment file, which is the working directory."""
+    """Return the working directory, with a script and an experiment file."""
     folder = tmp_path / "project"
     folder.mkdir()
     manual = "core.init(tensorboard_mode=core.TensorboardMode.MANUAL, "  # else torch is imported
@@ -50,14 +50,14 @@ def test_trial_that_resumes_exactly_is_equal_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["experiment", "create", "none.yaml"], "there is no file none.yaml"),
+        (["experiment", "create", "none.yaml"], "file none.yaml"),
         (["e", "create", "walk.yaml", "--config", "searcher.name=nine"], "searcher.name"),
         (
             ["run", "--config", "searcher={name: random, metric: x, max_trials: 2}", "--", "true"],
             "searcher.name is random: check-resume checks an experiment with one trial, searcher.name: single",
         ),
         (["run", "--master", "http://127.0.0.1:1", "--", "true"], "leave out --master and --home"),
-        (["run"], "there is no command to run"),
+        (["run"], "command to run: det-core run -- python train.py"),
         (["experiment", "list"], "`det-core experiment list` trains nothing"),
     ],
 )
