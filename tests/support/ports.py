@@ -253,11 +253,6 @@ class Outcome:
         """The lines in which the API warns."""
         return [line for line in self.printed.splitlines() if re.search(SAID, line)]
 
-    @property
-    def is_told(self) -> bool:
-        """Whether the check or the API says anything of it."""
-        return bool(self.causes or self.said)
-
     def is_named(self, wrong: Wrong) -> bool:
         """Whether what is said first is right."""
         named = self.causes[:1] == (wrong.cause,)
