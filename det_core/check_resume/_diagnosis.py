@@ -167,7 +167,7 @@ def _blocking(facts: Facts) -> Iterator[Finding]:
             "lengths",
             missing[0],
         )
-    if facts.first_step == facts.beginning != facts.expected_step:
+    if facts.first_step == facts.beginning != facts.expected_step and facts.first_step <= facts.reported_step:
         yield Finding(
             "starts_over",
             f"the training began at step {facts.first_step} again instead of {facts.expected_step}: set the counter to "
@@ -181,7 +181,8 @@ def _steps(facts: Facts) -> Iterator[Finding]:
     group, first, expected = facts.group, facts.first_step, facts.expected_step
     missing, extra = facts.difference.missing_of(group), facts.difference.extra_of(group)
     is_changed = bool(facts.difference.changed) or bool(extra)
-    if first is not None and first <= facts.saved_step:
+    # A row of a whole epoch is reported after a checkpoint of its last batch, for the first time.
+    if first is not None and first <= min(facts.saved_step, facts.reported_step):
         yield Finding(
             "step_repeated",
             f"step {first} was trained again, though the checkpoint has {facts.saved_step}: begin at "

@@ -32,6 +32,14 @@ def test_training_that_is_equal_has_no_finding() -> None:
     assert diagnose(EXACT) == []
 
 
+@pytest.mark.parametrize(("reported", "step"), [(8, 16), (-1, 8)])
+def test_row_of_an_epoch_reported_after_a_stop_in_its_last_batch_is_no_repetition(reported: int, step: int) -> None:
+    facts = replace(
+        EXACT, saved_step=step, reported_step=reported, first_step=step, expected_step=step + 8, beginning=8, end=40
+    )
+    assert diagnose(facts) == []
+
+
 def test_states_that_differ_without_effect_are_no_finding() -> None:
     """A script that needs no random numbers may leave their states alone; lr is set anew by some before each step."""
     facts = replace(EXACT, random=frozenset(["torch"]), parts=frozenset(["lr", "copy"]), objects=("Timer",))
