@@ -122,7 +122,7 @@ def bare_plan(text: str | None, given: Sequence[str], length: str | None) -> Pla
             options = " ".join(f"--hparam {name}=…" for name in ranges)
             raise Mistake(f"the file searches over {', '.join(ranges)}: give each a value to train bare: {options}")
         length = length or _length(config["searcher"].get("max_length"))
-        plan.init["metric"] = config["searcher"]["metric"]
+        plan.init["searcher_metric"] = config["searcher"]["metric"]
         plan.init["smaller_is_better"] = config["searcher"]["smaller_is_better"]
     if length is None:
         raise Mistake("how long? --max-length epochs=10 or batches=1000, or searcher.max_length in --config FILE")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from det_core import core
 from det_core.exec.harness import Mistake, bare_plan, found_class, main, period, plan_of
 from support import warm
 
@@ -32,7 +34,8 @@ def test_what_a_file_and_options_mean() -> None:
     assert plan.hparams == {
         "lr": 0.5, "deep": {"hidden": 3, "fixed": 7}, "global_batch_size": 50, "mode": "fast",
     }  # fmt: skip
-    assert plan.init == {"aggregation_frequency": 2, "metric": "error", "smaller_is_better": True}
+    assert plan.init == {"aggregation_frequency": 2, "searcher_metric": "error", "smaller_is_better": True}
+    assert plan.init.keys() - {"aggregation_frequency"} <= signature(core.init).parameters.keys()
     assert plan.gradients == (False, False)
     assert plan.fit == {
         "checkpoint_period": ("Batch", 2), "validation_period": ("Epoch", 1), "reporting_period": ("Batch", 5),
