@@ -145,7 +145,7 @@ def test_a_person_makes_mistakes(
     said = run(tmp_path, "model_def:Digits", "--config", "broken.yaml", status=2)
     assert said.startswith("error: broken.yaml: searcher.metric: missing")
     said = run(tmp_path, "model_def:Digits", "--max-length", "3", status=1)
-    assert "error: model_def.py:12: there is no hyperparameter 'lr'" in said and "Traceback" not in said
+    assert "error: model_def.py:12: unknown hyperparameter 'lr'" in said and "Traceback" not in said
     (tmp_path / "records.yaml").write_text(FILE.replace("{hidden: {type: int, minval: 1, maxval: 4}, fixed: 7}", "1"))
     assert main(["model_def:Digits", "--config", "records.yaml"]) == 2
     assert "min_checkpoint_period is in records, which needs the hyperparameter" in capsys.readouterr().err
