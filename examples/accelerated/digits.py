@@ -9,9 +9,11 @@ from torch.utils.data import TensorDataset
 def datasets(classes=10):
     """1,437 images to train on and 360 to validate on, 8 by 8 pixels, with their digits; modulo ``classes``."""
     images, digits = load_digits(return_X_y=True)
-    images, digits = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(digits) % classes
+    images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    digits = torch.tensor(digits) % classes
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, valid = order[360:], order[:360]
+    train = order[360:]
+    valid = order[:360]
     return TensorDataset(images[train], digits[train]), TensorDataset(images[valid], digits[valid])
 
 

@@ -9,14 +9,16 @@ from torch.utils.data import TensorDataset
 def datasets():
     """1,437 images to train on and 360 to validate on, 8 by 8 pixels, with their digits."""
     images, digits = load_digits(return_X_y=True)
-    images, digits = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(digits)
+    images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    digits = torch.tensor(digits)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, valid = order[360:], order[:360]
+    train = order[360:]
+    valid = order[:360]
     return TensorDataset(images[train], digits[train]), TensorDataset(images[valid], digits[valid])
 
 
 def layers(width, dropout):
-    """The model, layer by layer, as a pipeline wants it; ``nn.Sequential(*layers(…))`` is the whole."""
+    """Return the layers of the model, as a pipeline takes them; ``nn.Sequential(*layers(…))`` is the whole."""
     return [
         nn.Conv2d(1, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1), nn.GroupNorm(4, 2 * width), nn.ReLU(), nn.MaxPool2d(2),

@@ -22,7 +22,8 @@ class Model(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.digits, self.places = nn.Embedding(10, width), nn.Embedding(LENGTH, width)
+        self.digits = nn.Embedding(10, width)
+        self.places = nn.Embedding(LENGTH, width)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True) for _ in range(2)
         )
@@ -40,7 +41,8 @@ class Trainer:
     """The model, its optimizer, and how far they are."""
 
     def __init__(self, args, ctx):
-        self.args, self.ctx = args, ctx
+        self.args = args
+        self.ctx = ctx
         self.device = torch.device("cuda" if CUDA else "cpu")
         torch.manual_seed(args.seed)
         self.model = Model(args.width).to(self.device)
@@ -82,7 +84,7 @@ class Trainer:
         return mean.item()
 
     def batch(self):
-        """This rank's share of the step's sequences, in which each digit is the sum of the two before, modulo 10."""
+        """Return this rank's share of the step's sequences: each digit is the sum of the two before, modulo 10."""
         x = torch.zeros(self.args.batch_size, LENGTH + 1, dtype=torch.long)
         x[:, :2] = torch.randint(10, (len(x), 2), generator=torch.Generator().manual_seed(self.step))
         for i in range(2, x.shape[1]):

@@ -10,9 +10,11 @@ from torch.utils.data import DataLoader, TensorDataset
 def datasets():
     """1,437 images to train on and 360 to validate on, 8 by 8 pixels, with their digits."""
     images, digits = load_digits(return_X_y=True)
-    images, digits = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16, torch.tensor(digits)
+    images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    digits = torch.tensor(digits)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, valid = order[360:], order[:360]
+    train = order[360:]
+    valid = order[:360]
     return TensorDataset(images[train], digits[train]), TensorDataset(images[valid], digits[valid])
 
 

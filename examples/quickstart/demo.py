@@ -106,7 +106,8 @@ def show(run: client.Run, args: argparse.Namespace) -> None:
     Raises:
         DemoError: the history lacks a step or has one twice, or the accuracy is too low.
     """
-    training, validation = list(run.rows("training")), list(run.rows("validation"))
+    training = list(run.rows("training"))
+    validation = list(run.rows("validation"))
     print("\n  epoch   step  start  training loss  accuracy")
     before = 0
     for epoch, row in enumerate(validation, 1):

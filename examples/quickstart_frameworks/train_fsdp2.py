@@ -22,7 +22,8 @@ def load_data():
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, valid = order[360:], order[:360]
+    train = order[360:]
+    valid = order[:360]
     return images[train], labels[train], images[valid], labels[valid]
 
 
@@ -90,7 +91,7 @@ class Trainer:
         return self.validate()
 
     def batches(self):
-        """This rank's share of the images in the epoch's own order, each shifted by up to one pixel."""
+        """Yield this rank's share of the images in the epoch's own order, each shifted by up to one pixel."""
         random = torch.Generator().manual_seed(1000 * self.args.seed + self.epoch)
         torch.manual_seed(1000 * self.args.seed + self.epoch * self.size + self.rank)
         count = len(self.images) // self.size * self.size
@@ -116,7 +117,8 @@ class Trainer:
         state = self.state()
         dcp.load(state, checkpoint_id=path)
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        self.epoch, self.step = state["epoch"], state["step"]
+        self.epoch = state["epoch"]
+        self.step = state["step"]
 
 
 def main():

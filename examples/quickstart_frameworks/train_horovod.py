@@ -18,7 +18,8 @@ def load_data():
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    train, valid = order[360:], order[:360]
+    train = order[360:]
+    valid = order[:360]
     return images[train], labels[train], images[valid], labels[valid]
 
 
@@ -39,7 +40,8 @@ class Trainer:
     def __init__(self, args, ctx):
         self.ctx = ctx
         self.args = args
-        self.rank, self.size = hvd.rank(), hvd.size()
+        self.rank = hvd.rank()
+        self.size = hvd.size()
         torch.manual_seed(args.seed)
         self.images, self.labels, self.valid_images, self.valid_labels = load_data()
         self.model = build_model(args.width)
@@ -77,7 +79,7 @@ class Trainer:
         return self.validate()
 
     def batches(self):
-        """This rank's share of the images in the epoch's own order, each shifted by up to one pixel."""
+        """Yield this rank's share of the images in the epoch's own order, each shifted by up to one pixel."""
         random = torch.Generator().manual_seed(1000 * self.args.seed + self.epoch)
         torch.manual_seed(1000 * self.args.seed + self.epoch * self.size + self.rank)
         count = len(self.images) // self.size * self.size
@@ -103,7 +105,8 @@ class Trainer:
         state = torch.load(path)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch, self.step = state["epoch"], state["step"]
+        self.epoch = state["epoch"]
+        self.step = state["step"]
 
 
 def main():

@@ -70,14 +70,19 @@ def main(args, core_context):
     utils.setup_default_logging()
     _logger.info(f"Arguments: {vars(args)}")
     args.local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    args.rank, args.world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    args.rank = int(os.environ.get("RANK", 0))
+    args.world_size = int(os.environ.get("WORLD_SIZE", 1))
     args.distributed = args.world_size > 1
-    device = torch.device("cuda", args.local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    device_ids = None
+    backend = "gloo"
+    if torch.cuda.is_available():
+        device = torch.device("cuda", args.local_rank)
+        device_ids = [device]
         torch.cuda.set_device(device)
+        backend = "nccl"
     torch.set_num_threads(1)  # images this small gain nothing from more
     if args.distributed:
-        backend = "nccl" if device.type == "cuda" else "gloo"
         torch.distributed.init_process_group(backend=backend, init_method="env://")
         _logger.info(
             "Training in distributed mode with multiple processes, 1 device per process. "
@@ -99,17 +104,19 @@ def main(args, core_context):
     )
     model_ema = utils.ModelEmaV2(model, decay=args.ema_decay)
 
-    start_epoch, best_metric = 0, None
+    start_epoch = 0
+    best_metric = None
     checkpoint_path = args.resume
     if checkpoint_path:
         start_epoch = resume_checkpoint(model, checkpoint_path, optimizer)
         load_checkpoint(model_ema.module, checkpoint_path, use_ema=True)
 
     if args.distributed:
-        model = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+        model = DistributedDataParallel(model, device_ids=device_ids)
     utils.random_seed(args.seed, args.rank)
     loader_train, loader_eval = create_loaders(args, device)
-    train_loss_fn, validate_loss_fn = LabelSmoothingCrossEntropy(args.smoothing), torch.nn.CrossEntropyLoss()
+    train_loss_fn = LabelSmoothingCrossEntropy(args.smoothing)
+    validate_loss_fn = torch.nn.CrossEntropyLoss()
 
     saver = None
     if args.rank == 0:
@@ -166,6 +173,9 @@ def create_loaders(args, device):
         "device": device,
         "persistent_workers": False,
     }
+    image_mode = "RGB"
+    if args.input_size[0] == 1:
+        image_mode = "L"
     loaders = []
     for split, is_training in ((args.train_split, True), (args.val_split, False)):
         dataset = create_dataset(
@@ -174,28 +184,33 @@ def create_loaders(args, device):
             split=split,
             is_training=is_training,
             download=args.dataset_download,
-            input_img_mode="L" if args.input_size[0] == 1 else "RGB",
+            input_img_mode=image_mode,
         )
-        augmentation = {
-            "is_training": True,
-            "scale": args.scale,
-            "ratio": args.ratio,
-            "hflip": args.hflip,
-            "color_jitter": None,
-            "auto_augment": None if args.aa == "none" else args.aa,
-            "re_prob": args.reprob,
-            "re_mode": "pixel",
-        }
-        loaders.append(create_loader(dataset, **common, **(augmentation if is_training else {"crop_pct": 1.0})))
+        options = {"crop_pct": 1.0}
+        if is_training:
+            options = {
+                "is_training": True,
+                "scale": args.scale,
+                "ratio": args.ratio,
+                "hflip": args.hflip,
+                "color_jitter": None,
+                "auto_augment": None if args.aa == "none" else args.aa,
+                "re_prob": args.reprob,
+                "re_mode": "pixel",
+            }
+        loaders.append(create_loader(dataset, **common, **options))
     return loaders
 
 
 def train_one_epoch(model, loader, optimizer, loss_fn, args, device, model_ema):
     """Train on each image once; return what a step of all processes took, lost and did, on average."""
     model.train()
-    total, count, began = torch.zeros((), device=device), 0, time.perf_counter()
+    total = torch.zeros((), device=device)
+    count = 0
+    began = time.perf_counter()
     for input, target in loader:
-        input, target = input.to(device), target.to(device)
+        input = input.to(device)
+        target = target.to(device)
         loss = loss_fn(model(input), target)
         optimizer.zero_grad()
         loss.backward()
@@ -214,7 +229,8 @@ def validate(model, loader, loss_fn, args, device):
     model.eval()
     meters = OrderedDict((name, utils.AverageMeter()) for name in ("loss", "top1", "top5"))
     for input, target in loader:
-        input, target = input.to(device), target.to(device)
+        input = input.to(device)
+        target = target.to(device)
         output = model(input)
         values = (loss_fn(output, target), *utils.accuracy(output, target, topk=(1, 5)))
         for meter, value in zip(meters.values(), values, strict=True):
@@ -223,8 +239,10 @@ def validate(model, loader, loss_fn, args, device):
 
 
 def averaged(value, args):
-    """The mean of a tensor over all processes."""
-    return utils.reduce_tensor(value, args.world_size) if args.distributed else value
+    """Return the mean of a tensor over all processes."""
+    if args.distributed:
+        value = utils.reduce_tensor(value, args.world_size)
+    return value
 
 
 def as_text(metrics):
