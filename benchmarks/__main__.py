@@ -1,7 +1,7 @@
-"""Every benchmark, or those that are named, each in a process of its own. The exit status is how many failed.
+"""Run all benchmarks, or the named ones, each in a process of its own; the exit status is the number that failed.
 
-A benchmark prints tables; a row that has a bound says whether it is met. ``python -m benchmarks.NAME --help`` tells
-what it measures and has its own options.
+A benchmark prints tables; a row with a bound shows whether it is met. ``python -m benchmarks.NAME --help`` describes
+the measurement and its own options.
 """
 
 import subprocess
@@ -14,13 +14,13 @@ FOLDER = Path(__file__).parent
 
 
 def main() -> int:
-    """Run them, one after the other."""
+    """Run the benchmarks one after the other, and return the number that failed."""
     known = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
     options = parser(f"{__doc__}\nThere are: {', '.join(known)}", "benchmarks")
     options.add_argument("names", nargs="*", metavar="NAME", help="a benchmark (default: all)")
     args = options.parse_args()
     if unknown := sorted(set(args.names) - set(known)):
-        options.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(known)}")
+        options.error(f"no benchmark named {', '.join(unknown)}; expected: {', '.join(known)}")
     passed_on = [word for word in sys.argv[1:] if word.startswith("--")]
     failed = {}
     for name in args.names or known:

@@ -1,6 +1,6 @@
-"""The command line and the tables of every benchmark.
+"""Command line and tables of every benchmark.
 
-A benchmark is a module with a function that measures, and yields each table when it is known::
+A benchmark is a module with a function that measures, and yields each table when it is complete::
 
     def measure(args: Args) -> Tables: ...
 
@@ -23,20 +23,22 @@ Args = Namespace
 OURS = "det_core"
 Found = Mapping[str, Sequence[Figures]]
 Pick = Callable[[Sequence[Figures], str], float]
+# Read at import, because sizes are constants of modules.
 QUICK = "--quick" in sys.argv[1:]
-"""Whether a benchmark only shows that it runs: with the least of everything, no bound, and no peer that needs an
-environment of its own. Known when a module is imported, as sizes stand in constants."""
+"""Whether only to show that a benchmark runs: smallest sizes, no bounds, no peers with environments of their own."""
 PEERS = not QUICK and "--no-peers" not in sys.argv[1:]
-"""Whether those peers run."""
+"""Whether to run peers with environments of their own."""
 
 
 def quick(full: T, least: T) -> T:
-    """``full``, or with ``--quick`` ``least``."""
-    return least if QUICK else full
+    """Return ``full``, or ``least`` with ``--quick``."""
+    if QUICK:
+        return least
+    return full
 
 
 def parser(doc: str | None, name: str) -> ArgumentParser:
-    """What every benchmark understands."""
+    """Return a parser of the options of every benchmark."""
     made = ArgumentParser(prog=f"python -m {name}", description=doc, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help="only show that it runs; the figures mean nothing")
     made.add_argument("--no-peers", action="store_true", help="without the peers that need an environment of their own")
@@ -53,10 +55,15 @@ def program(
     folder: bool = False,
     more: Callable[[ArgumentParser], object] = lambda _: None,
 ) -> NoReturn:
-    """Run a benchmark as its command line says. The exit status is the number of bounds that are missed.
+    """Run a benchmark from the command line; the exit status is the number of missed bounds.
 
-    ``doc`` is what ``--help`` says. ``rounds`` (turns of each contender), ``against`` (another commit as a contender)
-    and ``folder`` (the disk to measure on) are options that it offers; ``more`` adds others.
+    Args:
+        measure: Yields the tables.
+        doc: Text of ``--help``.
+        rounds: Default of the option ``--rounds``, the turns of each contender. None: no such option.
+        against: Whether there is an option ``--against``, another commit as a contender.
+        folder: Whether there is an option ``--folder``, the disk to measure on.
+        more: Adds further options.
     """
     name = Path(sys.argv[0]).stem
     options = parser(doc, f"benchmarks.{name}")
@@ -68,37 +75,46 @@ def program(
     if folder:
         options.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
     more(options)
-    args, missed = options.parse_args(), 0
+    args = options.parse_args()
+    missed = 0
     for table in measure(args):
-        print(table.lines_of_json(name) if args.json else table, flush=True)
+        text = str(table)
+        if args.json:
+            text = table.lines_of_json(name)
+        print(text, flush=True)  # at once: a benchmark takes minutes, and its output is often a pipe
         missed += sum(bound.met is False for bound in table.bounds)
-    raise SystemExit(0 if QUICK else min(missed, 100))
+    if QUICK:
+        missed = 0
+    # The shell keeps eight bits of a status: 256 missed bounds would read as none.
+    raise SystemExit(min(missed, 100))
 
 
 class Bound(NamedTuple):
-    """A bound as a table shows it, and whether it is met; None: not known here."""
+    """Text of a bound, and whether it is met; None where that is unknown."""
 
     text: str
     met: bool | None
 
     def __and__(self, other: "Bound") -> "Bound":
-        unknown = None in (self.met, other.met)
-        return Bound(f"{self.text}, {other.text}", None if unknown else self.met and other.met)
+        met = self.met and other.met
+        if None in (self.met, other.met):
+            met = None
+        return Bound(f"{self.text}, {other.text}", met)
 
 
 def at_most(found: float | None, bound: float) -> Bound:
-    """Met where ``found`` is no more than ``bound``."""
+    """Return an upper bound on ``found``."""
     return Bound(f"<= {_cell(bound)}", None if found is None else found <= bound)
 
 
 def at_least(found: float | None, bound: float) -> Bound:
-    """Met where ``found`` is no less than ``bound``."""
+    """Return a lower bound on ``found``."""
     return Bound(f">= {_cell(bound)}", None if found is None else found >= bound)
 
 
 @dataclass
 class Table:
-    """A title (what was measured, in which unit, on how many of what), columns, and rows with or without a bound."""
+    """Title (quantity, unit, sample size), columns, and rows with or without a bound."""
 
     title: str
     columns: Sequence[str]
@@ -106,18 +122,24 @@ class Table:
     bounds: list[Bound] = field(default_factory=list)
 
     def row(self, what: str, *cells: object, bound: Bound | None = None) -> None:
-        """Add a row: what it is of, a cell for each column, and a bound. None is a cell that has no figure."""
+        """Add a row: its subject, a cell for each column (None: no figure), and a bound."""
         self.rows.append([what, *cells, *[None] * (len(self.columns) - len(cells))])
         self.bounds.append(bound or Bound("", None))
 
     def fill(self, found: Found, bound: Callable[..., Bound], what: str = "", pick: Pick = median) -> None:
-        """Add a row for each contender: for each column the median (or ``pick``) of its figure of that name.
+        """Add a row for each contender, with the median (or ``pick``) of its figures for each column.
 
-        ``bound`` is that of ours, made from its figures; ``what`` stands before the contenders' names.
+        Args:
+            found: Contender -> figures of each round.
+            bound: Makes the bound of ours from its cells.
+            what: Prefix of the contenders' names.
+            pick: Combines the rounds of one figure.
         """
         for name, each in found.items():
             figures = [pick(each, column) if column in each[0] else None for column in self.columns]
-            self.row(what + name, *figures, bound=bound(*figures) if name == OURS else None)
+            # A peer's figures are only shown: they are no reason to fail.
+            of_ours = bound(*figures) if name == OURS else None
+            self.row(what + name, *figures, bound=of_ours)
 
     def __str__(self) -> str:
         lines = [["", *self.columns, "bound", "met"]]
@@ -126,18 +148,20 @@ class Table:
             lines.append([*map(_cell, row), bound.text, met])
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
-        text = [f"\n{self.title}{' (--quick: these figures mean nothing)' if QUICK else ''}"]
+        text = [f"\n{self.title}"]
+        if QUICK:
+            text[0] += " (--quick: these figures mean nothing)"
         for first, *others in lines:
             cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
             text.append("  ".join(["", first.ljust(widths[0]), *cells]).rstrip())
         return "\n".join(text)
 
     def lines_of_json(self, benchmark: str) -> str:
-        """An object a row, on a line each."""
-        said = {"benchmark": benchmark, "table": self.title, "quick": QUICK}
+        """Return each row as a JSON object on a line."""
+        head = {"benchmark": benchmark, "table": self.title, "quick": QUICK}
         rows = [dict(zip(("row", *self.columns), row, strict=True)) for row in self.rows]
         bounds = [{"bound": bound.text or None, "met": bound.met} for bound in self.bounds]
-        return "\n".join(json.dumps({**said, **row, **bound}) for row, bound in zip(rows, bounds, strict=True))
+        return "\n".join(json.dumps({**head, **row, **bound}) for row, bound in zip(rows, bounds, strict=True))
 
 
 Tables = Iterator[Table]
@@ -147,7 +171,13 @@ def _cell(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
-        return "yes" if value else "NO"
+        if value:
+            return "yes"
+        return "NO"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+        if abs(value) >= 100:
+            return f"{value:,.0f}"
+        return f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

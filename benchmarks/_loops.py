@@ -1,8 +1,8 @@
-"""The bare training loop that the trainers are compared with, block by block in the same processes.
+"""Bare training loop that trainers are compared with, block by block in the same processes.
 
-Whoever trains, ours or a peer, calls :meth:`Turns.step` once a step. At the end of each of its blocks two bare loops
-run one of the same length, in an order that changes: their ratio to each other (A/A) tells how far the machine can be
-believed, and a row whose A/A is off by more than three in a hundred says nothing.
+A trainer, ours or a peer, calls :meth:`Turns.step` once a step. At the end of each of its blocks two bare loops run one
+of the same length, in alternating order: their ratio (A/A) shows the noise of the machine, and a row whose A/A is off
+by more than 3 % means nothing.
 
 The work is so tiny that what a trainer adds shows: a model of 64 to 128 to 10, batches of 64 fetched item by item.
 """
@@ -16,15 +16,18 @@ from typing import Any
 from benchmarks._bench import Table, at_least
 from benchmarks._processes import answer
 
-BATCH, REPORT = 64, 100
-RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+BATCH = 64
+REPORT = 100
+RANK = int(os.environ.get("RANK", "0"))
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 CORES = len(os.sched_getaffinity(0))
 COLUMNS = ("ratio", "quartiles", "CPU ratio", "A/A", "bare, µs a step", "pairs")
 
 
 def row(table: Table, name: str, found: Mapping[str, Any], bound: float | None = None) -> float:
-    """Add a row of what :meth:`Turns.found` says; returns the ratio of speeds, ours to bare."""
-    ratio, again = float(statistics.median(found["ratios"])), statistics.median(found["again"])
+    """Add a row of the figures of :meth:`Turns.found`, and return the ratio of speeds, ours to bare."""
+    ratio = float(statistics.median(found["ratios"]))
+    again = statistics.median(found["again"])
     quarters = statistics.quantiles(found["ratios"])
     believed = f"{again:.3f}" + ("" if 0.97 <= again <= 1.03 else ", off")
     cells = (f"{quarters[0]:.3f} to {quarters[2]:.3f}", statistics.median(found["cpu"]), believed, found["micros"])
@@ -34,31 +37,37 @@ def row(table: Table, name: str, found: Mapping[str, Any], bound: float | None =
 
 def blocks(code: str, package: str, block: int, pairs: int, step_ms: float = 0.0, **options: Any) -> Any:
     """Run a snippet, which answers with :meth:`Turns.found`, on one rank, or with ``ranks=2`` behind our launcher."""
-    ours = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
-    launcher = ours if options.pop("ranks", 1) > 1 else ()
+    launcher: tuple[str, ...] = ()
+    if options.pop("ranks", 1) > 1:
+        launcher = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
     return answer(code, package, block, pairs, step_ms, launcher=launcher, **options)
 
 
 class Bare:
-    """The loop without a trainer, with the same work."""
+    """Loop without a trainer, with the same work."""
 
     def __init__(self, records: int = 25_600, step_ms: float = 0.0) -> None:
         import torch
         from torch.utils.data import DataLoader, DistributedSampler
 
-        dataset, self.step_ms, self.steps = data(records), step_ms, 0
+        dataset = data(records)
+        self.step_ms = step_ms
+        self.steps = 0
         self.make(torch)
         sampler: Any = DistributedSampler(dataset, RANKS, RANK) if RANKS > 1 else None
         self.loader: Any = DataLoader(dataset, batch_size=BATCH, shuffle=sampler is None, sampler=sampler)
         self.batches = iter(self.loader)
 
     def make(self, torch: Any) -> None:
-        """The model and its optimizer."""
-        self.model = mlp() if RANKS == 1 else torch.nn.parallel.DistributedDataParallel(mlp())
+        """Make the model and its optimizer."""
+        if RANKS == 1:
+            self.model = mlp()
+        else:
+            self.model = torch.nn.parallel.DistributedDataParallel(mlp())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
     def step(self, batch: Any) -> Any:
-        """Train on a batch; its loss."""
+        """Train on a batch and return its loss."""
         loss = loss_of(self.model, batch, self.step_ms)
         loss.backward()
         self.optimizer.step()
@@ -66,8 +75,9 @@ class Bare:
         return loss
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Wall and processor seconds of so many steps."""
-        began, until = clocks(), self.steps + steps
+        """Train for some steps and return their wall and processor seconds."""
+        began = clocks()
+        until = self.steps + steps
         while self.steps < until:
             for batch in self.batches:
                 loss = self.step(batch)
@@ -82,21 +92,29 @@ class Bare:
 
 
 class Turns:
-    """Times a trainer in blocks of steps, between which bare loops have theirs."""
+    """Timer of a trainer in blocks of steps, which alternate with those of bare loops."""
 
     def __init__(self, block: int, bare: list[Bare]) -> None:
-        self.block, self.bare, self.steps = block, bare, 0
+        self.block = block
+        self.bare = bare
+        self.steps = 0
         self.began: tuple[float, float] | None = None
         self.ours: list[tuple[float, float]] = []
         self.others: list[list[tuple[float, float]]] = []
 
     def step(self) -> None:
-        """A step of the trainer's is over."""
+        """Count a step of the trainer; at the end of a block, run the bare loops."""
         self.steps += 1
         if self.steps % self.block:
             return
-        ours = None if self.began is None else since(self.began)
-        order = (0, 1) if len(self.ours) % 2 else (1, 0)
+        if self.began is None:
+            ours = None
+        else:
+            ours = since(self.began)
+        if len(self.ours) % 2:
+            order = (0, 1)
+        else:
+            order = (1, 0)
         took = dict(zip(order, [self.bare[which].run(self.block) for which in order], strict=True))
         if ours is not None:
             self.ours.append(ours)
@@ -104,7 +122,8 @@ class Turns:
         self.began = clocks()
 
     def found(self) -> dict[str, Any]:
-        """Speeds, ours to bare, by wall and by processor time, and bare to bare; the first block warms up."""
+        """Return the ratios of speeds, ours to bare by wall and by processor time, and bare to bare."""
+        # Without the first block, which warms up.
         pairs = [*zip(self.ours, self.others, strict=True)][1:]
         return {
             "ratios": [bare[0][0] / ours[0] for ours, bare in pairs],
@@ -115,18 +134,18 @@ class Turns:
 
 
 def clocks() -> tuple[float, float]:
-    """Wall and processor seconds."""
+    """Return wall and processor seconds."""
     return time.perf_counter(), time.process_time()
 
 
 def since(began: tuple[float, float]) -> tuple[float, float]:
-    """Wall and processor seconds since then."""
+    """Return wall and processor seconds since ``began``."""
     wall, cpu = clocks()
     return wall - began[0], cpu - began[1]
 
 
 def data(records: int) -> Any:
-    """Fetched item by item."""
+    """Return a data set that is fetched item by item."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -135,7 +154,7 @@ def data(records: int) -> Any:
 
 
 def mlp() -> Any:
-    """64 to 128 to 10."""
+    """Return a network of 64 to 128 to 10."""
     import torch
 
     torch.set_num_threads(1)
@@ -144,7 +163,7 @@ def mlp() -> Any:
 
 
 def loss_of(model: Any, batch: Any, step_ms: float = 0.0) -> Any:
-    """The forward pass, which takes so long at least."""
+    """Run the forward pass, for ``step_ms`` milliseconds at least, and return the loss."""
     import torch
 
     if step_ms:

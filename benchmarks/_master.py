@@ -1,6 +1,6 @@
-"""A master to be measured: this repository's, as a process of its own in an empty folder.
+"""Master to measure: this repository's, in its own process and an empty directory.
 
-``python -m benchmarks._master --home DIR --slots N`` is one whose engine runs nothing.
+``python -m benchmarks._master --home DIR --slots N`` starts one whose engine runs no processes.
 """
 
 import http.client
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Api:
-    """One connection to a master."""
+    """Connection to a master."""
 
     def __init__(self, url: str, token: str) -> None:
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=HANGS)
@@ -35,47 +35,53 @@ class Api:
 
     def ask(self, method: str, path: str, body: bytes | Mapping[str, Any] | None = None) -> Any:
         """Send a request and return the answer, read as JSON (or as lines of it)."""
-        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        if isinstance(body, bytes) or body is None:
+            data = body
+        else:
+            data = json.dumps(body).encode()
         self._connection.request(method, f"/api/v1/{path}", data, self._headers)
         response = self._connection.getresponse()
         text = response.read()
         if response.status != 200:
             raise RuntimeError(f"{method} {path}: {response.status} {text.decode()}")
-        return json.loads(text) if response.headers["content-type"] == "application/json" else text.splitlines()
+        if response.headers["content-type"] == "application/json":
+            return json.loads(text)
+        return text.splitlines()
 
     def create(self, config: Mapping[str, Any], **more: Any) -> int:
-        """Create an experiment; its number."""
+        """Create an experiment and return its number."""
         return int(self.ask("POST", "experiments", {"config": config, **more})["experiment"]["id"])
 
 
 class Master:
-    """A running master. ``url`` and ``token`` are how it is reached, ``pid`` is its process."""
+    """Running master, with its ``url``, its ``token`` and the ``pid`` of its process."""
 
     def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
-        self.home, self.pid = home, process.pid
+        self.home = home
+        self.pid = process.pid
         said = home / "master" / "master.json"
         until(said.exists, process.poll)
         self.url = str(json.loads(said.read_text())["url"])
         self.token = (home / "master" / "token").read_text().strip()
 
     def api(self) -> Api:
-        """A connection of the user's."""
+        """Open a connection as the user."""
         return Api(self.url, self.token)
 
     def cpu(self) -> float:
-        """Seconds of processor time that it has used."""
+        """Return the seconds of processor time that it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak(self) -> float:
-        """The most memory that it has had at a time, in bytes."""
+        """Return its peak memory in bytes."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 @contextmanager
 def running(slots: int, module: str = "det_core.master") -> Iterator[Master]:
-    """A master in a folder of its own, until the block ends; ``benchmarks._master`` is one that runs no processes."""
+    """Run a master in a directory of its own until the block ends; ``benchmarks._master`` starts no processes."""
     with tempfile.TemporaryDirectory(prefix="det-core-bench-") as folder:
         command = [sys.executable, "-m", module, "--home", folder, "--slots", str(slots)]
         process = subprocess.Popen(command, env=environment(Path(folder)))
@@ -87,7 +93,11 @@ def running(slots: int, module: str = "det_core.master") -> Iterator[Master]:
 
 
 def until(look: Callable[[], T], ended: Callable[[], int | None] = lambda: None) -> T:
-    """Look every two milliseconds until there is something; RuntimeError: who should bring it has ended, or hangs."""
+    """Poll every two milliseconds until ``look`` returns a true value, and return it.
+
+    Raises:
+        RuntimeError: If the process that should bring it has ended, or hangs.
+    """
     deadline = time.monotonic() + HANGS
     while not (found := look()):
         if (status := ended()) is not None or time.monotonic() > deadline:
@@ -97,7 +107,7 @@ def until(look: Callable[[], T], ended: Callable[[], int | None] = lambda: None)
 
 
 class IdleEngine(ScriptedEngine):  # type: ignore[misc]
-    """Runs nothing, and writes down which allocations it was given, with their tokens, a JSON object a line."""
+    """Engine that runs no processes, and writes its allocations with their tokens, a JSON object a line."""
 
     async def launch(self, spec: LaunchSpec) -> None:
         await super().launch(spec)

@@ -1,4 +1,4 @@
-"""Processes to measure in: this tree's, another commit's and the peers', each with a fresh home.
+"""Processes to measure in: of this tree, of another commit and of peers, each with a fresh home.
 
 Each peer runs by the interpreter of an environment below ``.venvs``, which is made and filled at its first use.
 """
@@ -21,7 +21,8 @@ from benchmarks._bench import OURS, QUICK, Args
 
 ROOT = Path(__file__).parent.parent
 VENVS = ROOT / ".venvs"
-DETERMINED, TORCH = "determined==0.38.1", "torch==2.13.0"
+DETERMINED = "determined==0.38.1"
+TORCH = "torch==2.13.0"
 HANGS = 1800.0  # seconds
 HEAD = """\
 import json, os, sys, time
@@ -33,7 +34,7 @@ def context(core):
     numbers = {"rank": RANK, "size": SIZE, "local_rank": RANK, "local_size": SIZE, "cross_rank": 0, "cross_size": 1}
     return core.DistributedContext(**numbers, pub_port=PORT, pull_port=PORT + 1)
 """
-"""What every snippet begins with. ``context()`` is that of its ranks, by determined or by who takes over its API."""
+"""Head of every snippet. ``context()`` returns the ranks' context, of determined or of a package with its API."""
 
 
 def answer(
@@ -45,21 +46,23 @@ def answer(
     launcher: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Any:
-    """Run a snippet as one process or several, in an empty folder; what one of them passed to ``answer()``.
+    """Run a snippet in one process or several, in an empty directory, and return what one passed to ``answer()``.
 
     Args:
-        code: what follows :data:`HEAD`; or a file, which writes its JSON to ``BENCH_ANSWER`` itself.
-        arguments: its ``sys.argv[1:]``.
-        python: whose packages it sees; but ``det_core`` and ``benchmarks`` are those of ``tree``.
-        ranks: how many processes run it; each has its ``RANK`` of ``SIZE``.
-        launcher: words between interpreter and script.
+        code: Text behind :data:`HEAD`; or a file, which writes its JSON to ``BENCH_ANSWER`` itself.
+        arguments: Its ``sys.argv[1:]``.
+        python: Interpreter whose packages it imports, except ``det_core`` and ``benchmarks`` of ``tree``.
+        ranks: Number of processes; each has its ``RANK`` of ``SIZE``.
+        launcher: Words between interpreter and script.
 
     Raises:
-        RuntimeError: one failed, or hung. All others were killed; the message ends with what they said.
+        RuntimeError: If one failed, or hung. All others were killed; the message ends with their output.
     """
     with tempfile.TemporaryDirectory(prefix="det-core-bench-") as name:
         folder = Path(name)
-        work, script, result = folder / "work", folder / "script.py", folder / "answer"
+        work = folder / "work"
+        script = folder / "script.py"
+        result = folder / "answer"
         work.mkdir()
         if isinstance(code, Path):
             script = code
@@ -82,7 +85,7 @@ def answer(
 
 
 def wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait until all have ended; or until one fails or all hang, and then kill them. The status of who failed."""
+    """Wait until all have ended, and return the status of one that failed, or None; kill the rest then or at a hang."""
     deadline = time.monotonic() + HANGS
     try:
         while None in [process.poll() for process in processes]:
@@ -99,13 +102,13 @@ def wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def environment(home: Path, tree: Path = ROOT) -> dict[str, str]:
-    """Variables for a process that sees a tree's packages, and none of the user's settings of ours and of Python's."""
+    """Return variables for a process that imports from a tree, without the user's settings of det_core and Python."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DET_", "PYTHON"))}
     return {**kept, "DET_CORE_HOME": str(home), "PYTHONPATH": str(tree)}
 
 
 def two_free_ports() -> int:
-    """A free port of 127.0.0.1 whose successor is free too."""
+    """Return a free port of 127.0.0.1 whose successor is free, too."""
     while True:
         with socket.socket() as one, socket.socket() as two, contextlib.suppress(OSError, OverflowError):
             one.bind(("127.0.0.1", 0))
@@ -115,7 +118,7 @@ def two_free_ports() -> int:
 
 
 def trees(against: str | None) -> dict[str, Path]:
-    """The trees to measure: this one, and of the commit that ``--against`` names a git worktree below ``.venvs``."""
+    """Return the trees to measure: this one, and a git worktree below ``.venvs`` of the commit of ``--against``."""
     found = {OURS: ROOT}
     if against:
         name = ["git", "rev-parse", "--short", f"{against}^{{commit}}"]
@@ -128,22 +131,26 @@ def trees(against: str | None) -> dict[str, Path]:
 
 
 def ours(args: Args, code: str, *arguments: object, **options: Any) -> dict[str, Callable[[], Any]]:
-    """A contender for each tree: that one's :func:`answer`."""
+    """Return a contender for each tree: its :func:`answer`."""
     return {name: functools.partial(answer, code, *arguments, tree=tree, **options)
             for name, tree in trees(args.against).items()}  # fmt: skip
 
 
 def peers(*requirements: str) -> Path:
-    """The interpreter of the peers' environment, with these requirements installed under the constraints file."""
+    """Return the interpreter of the peers' environment, with requirements installed under the constraints file."""
     from filelock import FileLock
 
     venv = VENVS / "peers"
-    python, done = venv / "bin" / "python", venv / ".installed"
+    python = venv / "bin" / "python"
+    done = venv / ".installed"
     VENVS.mkdir(exist_ok=True)
     with FileLock(f"{venv}.lock", timeout=HANGS):
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=HANGS)
-        installed = set(done.read_text().split()) if done.exists() else set()
+        if done.exists():
+            installed = set(done.read_text().split())
+        else:
+            installed = set()
         if missing := sorted(set(requirements) - installed):
             print(f"installing {' '.join(missing)} into {venv}", file=sys.stderr, flush=True)
             pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
@@ -153,15 +160,19 @@ def peers(*requirements: str) -> Path:
 
 
 def frameworks() -> Path | None:
-    """The interpreter of an environment with horovod and deepspeed, made in minutes unless ``FRAMEWORKS_VENV`` is one.
-    None: with ``--quick`` none is made."""
+    """Return the interpreter of an environment with horovod and deepspeed, or None: ``--quick`` makes none.
+
+    Making it takes minutes, unless ``FRAMEWORKS_VENV`` names one.
+    """
     given = os.environ.get("FRAMEWORKS_VENV")
     venv = Path(given or VENVS / "frameworks")
-    return venv / "bin" / "python" if given and not QUICK else _made_by("frameworks", venv)
+    if given and not QUICK:
+        return venv / "bin" / "python"
+    return _made_by("frameworks", venv)
 
 
 def timm() -> Path | None:
-    """The interpreter of the environment that ``make test-timm`` makes; None: with ``--quick`` none is made."""
+    """Return the interpreter of the environment of ``make test-timm``, or None: ``--quick`` makes none."""
     return _made_by("timm", VENVS / "timm", sys.prefix)
 
 
@@ -169,4 +180,6 @@ def _made_by(name: str, venv: Path, *arguments: str) -> Path | None:
     if not QUICK:
         script = ROOT / "tests" / "support" / f"{name}.sh"
         subprocess.run(["bash", script, venv, *arguments], check=True, timeout=HANGS, stdout=sys.stderr)
-    return venv / "bin" / "python" if (venv / f".{name}").exists() else None
+    if (venv / f".{name}").exists():
+        return venv / "bin" / "python"
+    return None

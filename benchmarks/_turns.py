@@ -1,4 +1,4 @@
-"""Contenders in turn, and what is made of their figures."""
+"""Alternation of contenders, and statistics of their figures."""
 
 import statistics
 import sys
@@ -7,15 +7,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Figures = dict[str, float]
-"""What one turn of a contender has found, by name."""
+"""Figures of one turn of a contender, by name."""
 
 
 def alternate(contenders: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Let each have a turn in every round, in an order that rotates; what they found, round by round.
-
-    What else the machine does, and what one leaves to the next, then meets all of them alike.
-    """
-    names, found = list(contenders), {name: list[T]() for name in contenders}
+    """Give each contender a turn in every round, in rotating order, and return their results by round."""
+    # Rotating: load of the machine, and what one contender leaves in its caches, then meets all of them alike.
+    names = list(contenders)
+    found = {name: list[T]() for name in contenders}
     for number in range(rounds if names else 0):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             found[name].append(contenders[name]())
@@ -24,15 +23,15 @@ def alternate(contenders: Mapping[str, Callable[[], T]], rounds: int) -> dict[st
 
 
 def median(found: Sequence[Figures], name: str) -> float:
-    """The median of one figure over the rounds."""
+    """Return the median of one figure over the rounds."""
     return statistics.median(each[name] for each in found)
 
 
 def best(found: Sequence[Figures], name: str) -> float:
-    """The least of one figure: of a time, where whatever else runs can only add to it."""
+    """Return the minimum of one figure, for times, to which other processes can only add."""
     return min(each[name] for each in found)
 
 
 def ratio(these: Sequence[Figures], those: Sequence[Figures], name: str) -> float:
-    """These to those: the median of the quotients of each round."""
+    """Return the median ratio of one figure, round by round."""
     return statistics.median(a[name] / b[name] for a, b in zip(these, those, strict=True))

@@ -1,5 +1,6 @@
-"""What the accelerated Trainer's loop keeps of the bare loop's speed, beside accelerate's own loop and
-pytorch-accelerated; and what its import costs.
+"""Speed of the accelerated Trainer's loop against the bare loop, beside accelerate's loop and pytorch-accelerated.
+
+Also the cost of its import.
 
 The work and the turns are those of ``_loops.py``, with 500 batches an epoch and the default callbacks; the peers run in
 an environment of their own, against the same bare loop. Two rows are of a process that a training has for itself, as in
@@ -15,7 +16,8 @@ from benchmarks._processes import TORCH, answer, peers
 from benchmarks._turns import alternate, best, median
 
 RIVALS = ("accelerate==1.15.0", "pytorch-accelerated==0.1.61", TORCH, "numpy")
-FASTER, IMPORT_MS = 1.4, 60.0
+FASTER = 1.4
+IMPORT_MS = 60.0
 """Bounds: times pytorch-accelerated's speed, and milliseconds of the import."""
 HEAD = """
 import importlib

@@ -1,4 +1,4 @@
-"""What a check costs beside its trainings: `det-core check-resume` against the same seven starts of the script by hand.
+"""Cost of a check beside its trainings: `det-core check-resume` against the same seven starts of the script by hand.
 
 By hand the script stops or kills itself at the steps that the check chooses; nothing is observed or compared.
 """
@@ -57,7 +57,7 @@ with core.init(name="bench", resume="latest") as ctx:
 
 
 def options(parser: ArgumentParser) -> None:
-    """How long it trains."""
+    """Add the options of the training."""
     parser.add_argument("--steps", type=int, default=quick(2000, 24), metavar="N", help="of the training")
 
 
@@ -80,7 +80,8 @@ def by_hand(script: Path, steps: int) -> Figures:
     """Start the script seven times, as a check does."""
     began = time.monotonic()
     used = cpu_seconds()
-    stop_at, kill_at = int(0.4 * steps), int(0.44 * steps)
+    stop_at = int(0.4 * steps)
+    kill_at = int(0.44 * steps)
     for disturb, at, starts in (("no", 0, 2), ("no", 0, 1), ("stop", stop_at, 2), ("kill", kill_at, 2)):
         with tempfile.TemporaryDirectory(prefix="home-") as home:
             for start in range(starts):

@@ -1,7 +1,7 @@
-"""What a trial's checkpoint costs in a folder of 2,500 scripts, against one in an empty folder.
+"""Cost of a trial's checkpoint in a directory of 2,500 scripts, against one in an empty directory.
 
 Each fit is a process of its own: a tiny trial that saves a checkpoint after each batch. The code is read for the first
-one, which is told apart; of the others the median counts, as a disk that syncs slowly now and then is no part of it.
+one, which has its own row; of the others the median counts, which leaves out a disk that syncs slowly now and then.
 """
 
 import functools
@@ -13,7 +13,8 @@ from benchmarks._processes import answer
 from benchmarks._turns import alternate, median
 
 BOUND = 1.2
-FILES, SAVES = 2500, quick(40, 3)
+FILES = 2500
+SAVES = quick(40, 3)
 CODE = """
 import statistics
 os.chdir(sys.argv[1])

@@ -30,7 +30,9 @@ from benchmarks._turns import Figures, alternate, median, ratio
 sys.path.insert(0, str(ROOT / "tests"))
 from support import rgw  # type: ignore[import-not-found]
 
-BOTO3, S3FS, BUCKET = "boto3 s3transfer", "s3fs", "benchmark"
+BOTO3 = "boto3 s3transfer"
+S3FS = "s3fs"
+BUCKET = "benchmark"
 SMALL = "5,000 x 4 KB", quick(5000, 50), 4 << 10
 ON_DIRECTORY = ((("4 GB in 8 files", 8, quick(500_000_000, 2 << 20)), 0.9), (SMALL, 0.6))
 """Files, and how fast we must be beside the other commit."""
@@ -91,7 +93,7 @@ both(lambda: fs.put(source + "/", where, recursive=True), lambda: fs.get(where, 
 KEYS = {"AWS_ACCESS_KEY_ID": rgw.KEY, "AWS_SECRET_ACCESS_KEY": rgw.SECRET, "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true"}  # fmt: skip
 Shape = tuple[str, int, int]
-"""What it is called, how many files, bytes of each."""
+"""Name, number of files, bytes of each."""
 
 
 def measure(args: Args) -> Tables:
@@ -102,7 +104,10 @@ def measure(args: Args) -> Tables:
             found = turns(args, Path(folder), shape, {"cp -r": CP})
         rows(table, shape, found, [name for name in found if name.startswith(f"{OURS} at")], bound)
     yield table
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    if os.access("/dev/shm", os.W_OK):
+        memory = "/dev/shm"
+    else:
+        memory = None
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=memory) as folder, server() as (name, url):
         table = Table(f"checkpoints on {name}, medians of {args.rounds}", columns)
         for shape, rivals, bound in ON_S3:
@@ -112,28 +117,35 @@ def measure(args: Args) -> Tables:
 
 
 def rows(table: Table, shape: Shape, found: dict[str, list[Figures]], rivals: list[str], bound: float) -> None:
-    """The rows of a shape; the bound is on our speed to that of the fastest rival, if any is there."""
+    """Add the rows of a shape; the bound is on our speed relative to the fastest rival's, if there is one."""
     for way in ("up", "down"):
         speeds = {name: ratio(each, found[OURS], way) for name, each in found.items()}
         for name, each in found.items():
-            seconds, least = median(each, way), min((speeds[rival] for rival in rivals), default=None)
+            seconds = median(each, way)
+            least = min((speeds[rival] for rival in rivals), default=None)
             cells = (seconds, shape[1] * shape[2] / 1e6 / seconds, speeds[name])
             table.row(f"{way}load {shape[0]}: {name}", *cells, bound=at_least(least, bound) if name == OURS else None)
 
 
 def turns(args: Args, folder: Path, shape: Shape, others: dict[str, str], url: str = "") -> dict[str, list[Figures]]:
-    """The seconds of each contender, each time in a folder and a storage that are new.
+    """Return the seconds of each contender, each time in a new directory and a new storage.
 
     Small files are only deleted at the end: ext4 without a journal does not use an inode again for some minutes after
     it was deleted, and searches ever longer for another.
     """
-    source, numbers = make_source(folder / "source", shape), iter(range(1 << 30))
-    env = {"AWS_ENDPOINT_URL": url, **KEYS} if url else {}
+    source = make_source(folder / "source", shape)
+    numbers = iter(range(1 << 30))
+    if url:
+        env = {"AWS_ENDPOINT_URL": url, **KEYS}
+    else:
+        env = {}
 
     def turn(code: str, package: str, **options: Any) -> Figures:
         work = folder / str(next(numbers))
         work.mkdir()
-        where = {"type": "s3", "bucket": BUCKET, "prefix": work.name, "endpoint_url": url} if url else f"{work}/store"
+        where: object = f"{work}/store"
+        if url:
+            where = {"type": "s3", "bucket": BUCKET, "prefix": work.name, "endpoint_url": url}
         words = (package, source, json.dumps(where), work / "down", shape[1] * shape[2])
         found: Figures = answer(HEAD + code, *words, env=env, **options)
         (source / "metadata.json").unlink(missing_ok=True)  # determined writes it there
@@ -170,22 +182,24 @@ def make_source(folder: Path, shape: Shape) -> Path:
 
 @contextlib.contextmanager
 def server() -> Iterator[tuple[str, str]]:
-    """A server with an empty bucket: its name for the title, and its URL."""
+    """Run a server with an empty bucket; yield its name, for the title, and its URL."""
     from support.servers import serving_moto  # type: ignore[import-not-found]
 
     with contextlib.ExitStack() as stack:
         if reason := rgw.missing():
             print(reason, file=sys.stderr)
-            name, url = "moto (NOT a real server)", stack.enter_context(serving_moto())
+            name = "moto (NOT a real server)"
+            url = stack.enter_context(serving_moto())
         else:
-            name, url = "Ceph's gateway", stack.enter_context(rgw.Gateway(objectstore="memstore")).url
+            name = "Ceph's gateway"
+            url = stack.enter_context(rgw.Gateway(objectstore="memstore")).url
         client(url).mkdir(BUCKET)
         client(url).pipe(f"{BUCKET}/first/first", b"pools are made by the first")
         yield name, url
 
 
 def client(url: str) -> Any:
-    """A client to prepare and to clean."""
+    """Return a client to prepare and to clean up."""
     import s3fs
 
     return s3fs.S3FileSystem(key=rgw.KEY, secret=rgw.SECRET, endpoint_url=url, use_listings_cache=False)

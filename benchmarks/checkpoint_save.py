@@ -1,4 +1,4 @@
-"""What a checkpoint of torch costs a training: in the call that saves it in the background, and in the loop.
+"""Cost of a torch checkpoint to a training: in the call that saves it in the background, and in the loop.
 
 In the call: a process saves some states one after the other, each when the one before is on disk, and the median
 counts; the first call, which touches its memory for the first time, stands beside it. The others are ``blocking=True``,
@@ -19,7 +19,7 @@ from benchmarks._processes import ROOT, answer, ours
 from benchmarks._turns import alternate, median, ratio
 
 STATES = (("0.7 MB", 20, 8_750, 2.0), ("3 MB in 641 tensors", 641, 1_170, 10.0), ("100 MB", 20, 1_250_000, 25.0))
-"""What it is called, tensors, floats in each, and the bound in milliseconds."""
+"""Name, number of tensors, floats of each, bound in milliseconds."""
 OF_BLOCKING = 0.25
 """A bound: times blocking, for the largest state."""
 SAVES = quick(10, 2)
@@ -51,8 +51,11 @@ else:
         calls(lambda number: save(state, {"steps_completed": number}, blocking=blocking),
               lambda _: ctx.checkpoint.begin({"steps_completed": 0}).abort())  # waits for the one before
 """
-BOUNDED, BLOCKING, BESIDE = "save(blocking=False)", "save(blocking=True)", ("torch.save", "torch async_save")
-CORES, QUICKSTART = len(os.sched_getaffinity(0)), ROOT / "examples" / "quickstart"
+BOUNDED = "save(blocking=False)"
+BLOCKING = "save(blocking=True)"
+BESIDE = ("torch.save", "torch async_save")
+CORES = len(os.sched_getaffinity(0))
+QUICKSTART = ROOT / "examples" / "quickstart"
 JOBS = tuple(dict.fromkeys(((2, 1), (1, max(1, CORES - 1)), (1, CORES))))  # ranks, and threads of each
 LOOP = """
 import statistics
@@ -113,21 +116,34 @@ def measure(args: Args) -> Tables:
         table = Table(title, ["ms", "of blocking", "the first"])
         for what, tensors, size, most in quick(STATES, STATES[:1]):
             words = (folder, tensors, size, SAVES)
-            contenders = ours(args, CALL, BOUNDED, *words) if args.against else {}
+            if args.against:
+                contenders = ours(args, CALL, BOUNDED, *words)
+            else:
+                contenders = {}
             for way in (BOUNDED, BLOCKING, *BESIDE):
                 contenders[way] = functools.partial(answer, CALL, way, *words)
             found = alternate(contenders, args.rounds)
             for name, each in found.items():
-                ms, times = median(each, "ms"), ratio(each, found[BLOCKING], "ms")
-                bound = at_most(ms, most) if name == BOUNDED else None
-                bound = bound & at_most(times, OF_BLOCKING) if bound and what == "100 MB" else bound
+                ms = median(each, "ms")
+                times = ratio(each, found[BLOCKING], "ms")
+                if name == BOUNDED:
+                    bound = at_most(ms, most)
+                else:
+                    bound = None
+                if bound and what == "100 MB":
+                    bound = bound & at_most(times, OF_BLOCKING)
+                else:
+                    bound = bound
                 table.row(f"{what}: {name}", ms, times, median(each, "first"), bound=bound)
         yield table
         columns = ["ms/step without", "ms each", "times none"]
         table = Table(f"the quickstart on {CORES} processors, {STRETCHES} pairs of stretches", columns)
         for ranks, threads in quick(JOBS, JOBS[:1]):
-            launcher = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2") if ranks > 1 else ()
-            env, sizes = {"OMP_NUM_THREADS": str(threads)}, (STRETCHES, EVERY, IN_STRETCH)
+            launcher: tuple[str, ...] = ()
+            if ranks > 1:
+                launcher = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
+            env = {"OMP_NUM_THREADS": str(threads)}
+            sizes = (STRETCHES, EVERY, IN_STRETCH)
             for name, turn in ours(args, LOOP, folder, QUICKSTART, *sizes, launcher=launcher, env=env).items():
                 for way, figures in turn().items():
                     table.row(f"{ranks} ranks of {threads} threads: {name}, {way}", *figures)

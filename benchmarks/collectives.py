@@ -16,7 +16,9 @@ from benchmarks._bench import OURS, PEERS, Args, Table, Tables, at_least, at_mos
 from benchmarks._processes import DETERMINED, TORCH, answer, ours, peers, trees
 from benchmarks._turns import Figures, alternate, best, median, ratio
 
-SLOWER, FASTER, MANY_SLOWER = 1.0, 2.5, 1.0
+SLOWER = 1.0
+FASTER = 2.5
+MANY_SLOWER = 1.0
 """Bounds: times determined's time, times its MB/s at the most ranks, times that of the commit of ``--against``."""
 LARGE_JOBS = quick({32: (1.0, 1.0, 1.3, 1.0), 128: (1.0, 1.0, 1.2, 1.0)}, {2: (1.0, 1.0, 1.3, 1.0)})
 """By the number of processes, the bounds of the figures of ``NODES``, times those of the commit of ``--against``."""
@@ -122,7 +124,7 @@ def rank(number):
         errors.append(time.time())
 threads = [threading.Thread(target=rank, args=(number,)) for number in range(LOCAL)]
 if RANK == SIZE - 1 and os.fork():
-    os.wait()  # its death is no failure of the benchmark
+    os.wait()  # its death is not a failure of the benchmark
     os._exit(0)
 for thread in threads:
     thread.start()
@@ -147,7 +149,10 @@ def measure(args: Args) -> Tables:
     for size in SIZES:
         found = turns(args, SMALL, size, quick(300, 10))
         for name in ("allgather", "gather"):
-            times = ratio(found[OURS], found[DETERMINED], name) if PEERS else None
+            if PEERS:
+                times = ratio(found[OURS], found[DETERMINED], name)
+            else:
+                times = None
             cells = [*(best(each, name) for each in found.values()), times]
             table.row(f"{name}, {size} ranks", *cells, bound=at_most(times, SLOWER))
     yield table
@@ -155,9 +160,15 @@ def measure(args: Args) -> Tables:
     for size in SIZES:
         found = turns(args, LARGE, size, quick(4, 1))
         for name in ("has it", "has read it"):
-            times = ratio(found[DETERMINED], found[OURS], name) if PEERS else None
+            if PEERS:
+                times = ratio(found[DETERMINED], found[OURS], name)
+            else:
+                times = None
             cells = [*(MEGABYTES / best(each, name) for each in found.values()), times]
-            bound = at_least(times, FASTER) if size == SIZES[-1] else None
+            if size == SIZES[-1]:
+                bound = at_least(times, FASTER)
+            else:
+                bound = None
             table.row(f"{size} ranks, each {name}", *cells, bound=bound)
     yield table
     columns = [*trees(args.against), "of that"]
@@ -183,7 +194,10 @@ def large_job(args: Args, processes: int, limits: Sequence[float], secret: dict[
 
 def beside(table: Table, name: str, figures: Sequence[float], limit: float) -> None:
     """Add a row with our figure, and beside it that of another commit, where there is one."""
-    times = figures[0] / figures[1] if len(figures) > 1 else None
+    if len(figures) > 1:
+        times = figures[0] / figures[1]
+    else:
+        times = None
     table.row(name, *figures, times, bound=at_most(times, limit))
 
 

@@ -1,4 +1,4 @@
-"""How long after ``det-core experiment create`` a script's first line runs, beyond ``python script.py``.
+"""Delay from ``det-core experiment create`` to a script's first line, beyond ``python script.py``.
 
 Cold: no master runs, and the command starts the embedded one. Warm: it runs already. Measured are the command's start,
 the context's way to the master, its decision, the supervisor's start and the script's own.
@@ -15,7 +15,8 @@ from benchmarks._bench import Args, Table, Tables, at_most, program
 from benchmarks._master import until
 from benchmarks._processes import HANGS, environment
 
-COLD, WARM = 2.0, 0.5
+COLD = 2.0
+WARM = 0.5
 """Bounds: seconds beyond python."""
 CONFIG = """\
 name: first-line
@@ -28,7 +29,9 @@ DET_CORE = str(Path(sys.executable).with_name("det-core"))
 
 def measure(args: Args) -> Tables:
     with tempfile.TemporaryDirectory() as name:
-        folder, context, note = Path(name), Path(name, "context"), Path(name, "note")
+        folder = Path(name)
+        context = Path(name, "context")
+        note = Path(name, "note")
         context.mkdir()
         (context / "script.py").write_text(f"import time; open({str(note)!r}, 'w').write(repr(time.time()))\n")
         (folder / "config.yaml").write_text(CONFIG)
@@ -48,7 +51,9 @@ def measure(args: Args) -> Tables:
             run(DET_CORE, "experiment", "wait", "latest")
             return seconds
 
-        bare, warm, cold = [], [], []
+        bare = []
+        warm = []
+        cold = []
         try:
             created()  # fills the caches of bytecode and files
             for _ in range(args.rounds):

@@ -1,4 +1,4 @@
-"""What a DeepSpeedTrial's loop keeps of the bare DeepSpeed loop's speed: ZeRO 1 on two ranks, under our launcher.
+"""Speed of a DeepSpeedTrial's loop against the bare DeepSpeed loop: ZeRO 1 on two ranks, under our launcher.
 
 The work and the turns are those of ``_loops.py``. It makes the environment of the frameworks, unless
 ``FRAMEWORKS_VENV`` names one.

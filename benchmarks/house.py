@@ -1,4 +1,4 @@
-"""What a reader has before them and what waiting for tests costs: README, rooms, the demo's environment, last runs.
+"""Size of the repository and cost of its tests: README, rooms, the demo's environment, last runs.
 
 The minutes are those of the last ``make test`` and ``make ci`` in this checkout (``.stats``), here and beside
 whatever ran there; a target that has not run here has no figure.
@@ -30,7 +30,7 @@ def measure(args: Args) -> Tables:
 
 
 def demo() -> list[Row]:
-    """What ``make demo`` installs; the environment is made if it is not there."""
+    """Return the sizes that ``make demo`` installs; make its environment if it is missing."""
     subprocess.run(["make", f"{DEMO}/.installed"], cwd=ROOT, check=True, stdout=sys.stderr)
     packages = list((ROOT / DEMO).glob("lib/python*/site-packages/*.dist-info"))
     used = sum(path.lstat().st_blocks * 512 for path in (ROOT / DEMO).rglob("*"))
@@ -50,10 +50,13 @@ def rooms(stats: dict[str, Any]) -> list[Row]:
 
 
 def runs(stats: dict[str, Any]) -> list[Row]:
-    """What the last runs of the tests took; None if one of its targets has not run here."""
+    """Return the cost of the last test runs; None if one of the targets has not run here."""
     last = stats["last run"]
     fast = last.get("fast", {})
-    whole = sum(last[target]["wall s"] for target in CI) / 60 if last.keys() >= set(CI) else None
+    if last.keys() >= set(CI):
+        whole = sum(last[target]["wall s"] for target in CI) / 60
+    else:
+        whole = None
     return [
         ("make test, minutes", fast["wall s"] / 60 if fast else None, 7),
         ("make test, CPU s", fast["CPU s"] if fast else None, 650),

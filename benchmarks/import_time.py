@@ -1,4 +1,4 @@
-"""How long ``from det_core import core`` takes beyond a bare interpreter, beside what the peers' users import.
+"""Time of ``from det_core import core`` beyond a bare interpreter, beside the imports of the peers' users.
 
 A part of core is loaded when its name is first used, so the second row is what a script has paid that calls ``init``.
 Each turn runs ``pass`` beside the import, and the difference counts, so that a slow moment meets both.

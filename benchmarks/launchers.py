@@ -47,13 +47,16 @@ def measure(args: Args) -> Tables:
             for name, each in starts.items():
                 pairs = zip(each, starts["python alone"], strict=True)
                 beyond = statistics.median(one["s"] - alone["s"] for one, alone in pairs)
-                bound = at_most(beyond, BOUND) if name == OURS and ranks == 2 else None
+                if name == OURS and ranks == 2:
+                    bound = at_most(beyond, BOUND)
+                else:
+                    bound = None
                 table.row(f"{framework}, {ranks} ranks: {name}", median(each, "s"), beyond, bound=bound)
     yield table
 
 
 def launchers(args: Args, framework: str, ranks: int) -> dict[str, tuple[list[str], Path]]:
-    """The command and the tree of each contender."""
+    """Return the command and the tree of each contender."""
     own = [*OWN[framework], str(ranks), *(["python"] if framework == "horovod" else [])]
     command = ["python", "-m", f"det_core.launch.{framework}", OWN[framework][-1], str(ranks)]
     return {**{name: (command, tree) for name, tree in trees(args.against).items()}, own[0]: (own, ROOT)}

@@ -1,4 +1,4 @@
-"""What a master needs while 1,000 trials wait on the preemption long poll, and how fast all of them are woken.
+"""Cost of a master while 1,000 trials wait on the preemption long poll, and the time to wake all of them.
 
 The trials are connections that poll as the Core API's clients do, for 60 s at a time with the token of their
 allocation; the engine runs no processes. The master is watched for so long that each poll ends once, and is made again.
@@ -12,7 +12,8 @@ from benchmarks._bench import Args, Table, Tables, at_most, program, quick
 from benchmarks._master import Master, running, until
 
 TRIALS, SECONDS = quick((1000, 75.0), (10, 1.0))
-CORE, MEMORY_MB = 0.20, 300
+CORE = 0.20
+MEMORY_MB = 300
 """Bounds: of one core, and at most at a time."""
 CONFIG = {
     "name": "polls",
@@ -25,7 +26,8 @@ CONFIG = {
 
 def measure(args: Args) -> Tables:
     with running(TRIALS, "benchmarks._master") as master:
-        idle, file = master.peak(), master.home / "launched.jsonl"
+        idle = master.peak()
+        file = master.home / "launched.jsonl"
         experiment = master.api().create(CONFIG)
         until(lambda: file.exists() and file.read_text().count("\n") >= TRIALS)
         tokens = [tuple(json.loads(line)) for line in file.read_text().splitlines()]
@@ -43,7 +45,8 @@ def measure(args: Args) -> Tables:
 
 async def poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) -> tuple[float, list[float]]:
     """Processor time a second of waiting, and the delays of the answers to a pause."""
-    waiting, woken = 0, []
+    waiting = 0
+    woken = []
 
     async def trial(allocation: str, token: str) -> None:
         nonlocal waiting
@@ -64,7 +67,8 @@ async def poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) -
     while waiting < TRIALS:
         await asyncio.sleep(0.1)
     await asyncio.sleep(quick(5, 0.1))
-    began, used = time.monotonic(), master.cpu()
+    began = time.monotonic()
+    used = master.cpu()
     await asyncio.sleep(SECONDS)
     core = (master.cpu() - used) / (time.monotonic() - began)
     sent = time.perf_counter()

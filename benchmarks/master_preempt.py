@@ -1,7 +1,7 @@
 """From the pause request's arrival to ``should_preempt()`` being True in the script of a trial.
 
 One experiment on this machine is paused and activated again and again; its script asks ``should_preempt()`` every tenth
-of a millisecond and notes the moment it is told to stop. The clock starts when the request is sent, so its way to the
+of a millisecond and notes the moment of the stop. The clock starts when the request is sent, so its way to the
 master counts too.
 """
 
@@ -22,11 +22,11 @@ with core.init() as context:
     (folder / "began").touch()
     while not context.preempt.should_preempt(auto_ack=AUTO_ACK):
         time.sleep(0.0001)
-    told = time.time()
+    stopped = time.time()
     if not AUTO_ACK:
         context.preempt.acknowledge_preemption_signal()
-    (folder / "aside").write_text(repr(told))
-    (folder / "aside").rename(folder / "told")
+    (folder / "aside").write_text(repr(stopped))
+    (folder / "aside").rename(folder / "stopped")
 """
 
 
@@ -43,10 +43,13 @@ def measure(args: Args) -> Tables:
 
 
 def pauses(master: Master, auto_ack: bool, rounds: int) -> list[float]:
-    """The delays of some pauses."""
-    api, folder = master.api(), master.home / f"bench-{auto_ack}"
+    """Return the delays of some pauses in milliseconds."""
+    api = master.api()
+    folder = master.home / f"bench-{auto_ack}"
     folder.mkdir()
-    began, told, delays = folder / "began", folder / "told", []
+    began = folder / "began"
+    stopped = folder / "stopped"
+    delays = []
     (folder / "script.py").write_text(SCRIPT.replace("AUTO_ACK", str(auto_ack)))
     experiment = api.create({
         "name": "preempt",
@@ -60,10 +63,10 @@ def pauses(master: Master, auto_ack: bool, rounds: int) -> list[float]:
         time.sleep(0.2)  # the poll that waits is there
         sent = time.time()
         api.ask("POST", f"experiments/{experiment}/pause")
-        until(told.exists)
-        delays.append((float(told.read_text()) - sent) * 1e3)
+        until(stopped.exists)
+        delays.append((float(stopped.read_text()) - sent) * 1e3)
         began.unlink()
-        told.unlink()
+        stopped.unlink()
         api.ask("POST", f"experiments/{experiment}/activate")
     api.ask("POST", f"experiments/{experiment}/kill")
     return delays

@@ -22,7 +22,8 @@ from benchmarks._processes import environment, peers, two_free_ports
 
 RATE = 20_000  # reports a second
 WRITERS, REPORTS, MLFLOW_REPORTS = *quick((8, 20_000), (2, 100)), 500
-HEAD, GO = "import json, sys\n", "print('ready', flush=True); sys.stdin.readline()\n"
+HEAD = "import json, sys\n"
+GO = "print('ready', flush=True); sys.stdin.readline()\n"
 """A process says that it is ready, and waits for its word."""
 WRITER = HEAD + """
 from benchmarks._master import Api
@@ -67,8 +68,9 @@ def measure(args: Args) -> Tables:
 
 
 def ours(master: Master) -> float:
-    """Reports a second into our master, by POST /api/v1/journal."""
-    api, trials = master.api(), []
+    """Return the reports a second into our master, by POST /api/v1/journal."""
+    api = master.api()
+    trials = []
     searcher = {"name": "single", "metric": "metric_0", "max_length": 1}
     experiment = api.create({"name": "reports", "searcher": searcher}, unmanaged=True)
     for _ in range(WRITERS):
@@ -90,8 +92,9 @@ def ours(master: Master) -> float:
 
 
 def mlflow() -> float:
-    """Reports a second into mlflow's server."""
-    python, port = str(peers("mlflow")), str(two_free_ports())
+    """Return the reports a second into mlflow's server."""
+    python = str(peers("mlflow"))
+    port = str(two_free_ports())
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(prefix="det-core-bench-") as folder:
         command = [python, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
@@ -110,7 +113,7 @@ def mlflow() -> float:
 
 
 def answers(url: str) -> bool:
-    """Whether a server answers."""
+    """Return whether a server answers."""
     try:
         urlopen(url, timeout=10).close()
     except (URLError, OSError):
@@ -129,8 +132,9 @@ def timed(commands: Sequence[Sequence[str]], readable: Callable[[], None]) -> fl
 
 @contextlib.contextmanager
 def started(commands: Sequence[Sequence[str]]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that are ready, and wait for their word; they are killed at the end."""
-    env, pipe = environment(Path(os.devnull)), subprocess.PIPE
+    """Start processes that wait for a line on stdin, and kill them at the end."""
+    env = environment(Path(os.devnull))
+    pipe = subprocess.PIPE
     processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env) for command in commands]
     try:
         for process in processes:

@@ -24,8 +24,10 @@ from det_core.master.engines import LaunchSpec, LocalEngine, Slots
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._local import _spawn
 
-TRIALS, SLOTS = quick(1000, 5), 2
-OVERHEAD_MS, MEMORY_MB = 20.0, 500
+TRIALS = quick(1000, 5)
+SLOTS = 2
+OVERHEAD_MS = 20.0
+MEMORY_MB = 500
 COMMAND = ["true"]
 CONFIG = {
     "name": "thousand",
@@ -42,7 +44,8 @@ def measure(args: Args) -> Tables:
     with running(SLOTS) as master:
         before = master.cpu()
         took, trials = whole(master.api())
-        cpu, memory = master.cpu() - before, master.peak() / 1e6
+        cpu = master.cpu() - before
+        memory = master.peak() / 1e6
     if [trial["state"] for trial in trials] != ["STATE_COMPLETED"] * TRIALS:
         raise RuntimeError(f"not all of {TRIALS} trials were completed")
     ms = 1e3 / TRIALS
@@ -75,9 +78,10 @@ def supervised() -> float:
 
 
 def laid_out(engine: LocalEngine, home: Path, number: int) -> AllocationFolder:
-    """The folder of an allocation, ready for its supervisor."""
+    """Make the directory of an allocation, ready for its supervisor, and return it."""
     folder = AllocationFolder(home / "master" / "allocations" / f"1.{number}.1")
-    ids, hparams = (f"1.{number}.1", f"1.{number}", 1, number, 1, 0), {"lr": 0.5}
+    ids = (f"1.{number}.1", f"1.{number}", 1, number, 1, 0)
+    hparams = {"lr": 0.5}
     spec = LaunchSpec(*ids, hparams, {}, [0], "token", "http://x", COMMAND)
     engine._lay_out(folder, spec, number % SLOTS)
     return folder

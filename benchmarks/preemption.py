@@ -1,4 +1,4 @@
-"""What ``should_preempt()`` costs at 1 to 8 ranks, beside determined's.
+"""Cost of ``should_preempt()`` at 1 to 8 ranks, beside determined's.
 
 The bound is for a rank that has a core, so ranks ask one after the other; all at once they share the machine's.
 """

@@ -1,4 +1,4 @@
-"""What a report of ten floats costs, beside wandb offline, TensorBoard and mlflow.
+"""Cost of a report of ten floats, beside wandb offline, TensorBoard and mlflow.
 
 Each reporter runs in processes of its own, with the setting that costs its caller least: mlflow logs asynchronously,
 wandb is offline. Two tables: the time of one call on the caller's thread (ours also while
@@ -16,13 +16,18 @@ from benchmarks._bench import OURS, PEERS, Args, Table, Tables, at_least, at_mos
 from benchmarks._processes import TORCH, answer, ours, peers
 from benchmarks._turns import Figures, alternate, median
 
-MEDIAN_US, P99_US, CHEAPER, RATE, KEY_US = 3.5, 15.0, 5.0, 150_000, 5.0
+MEDIAN_US = 3.5
+P99_US = 15.0
+CHEAPER = 5.0
+RATE = 150_000
+KEY_US = 5.0
 """Bounds: microseconds of a call, times cheaper than the cheapest peer, reports a second, microseconds a key."""
 OVER_ITEMS = {"cpu": {1: 1.5, 10: 1.5}, "cuda": {1: 2.0, 10: 1.0, 100: 0.3}}
 """By device and number of tensors: a report of them over one of their items, at most."""
 TENSOR_CALLS = quick(2_000, 20)
 CALLS, MANY, KEYS = quick((20_000, 200_000, 100_000), (100, 100, 100))
-SAVING, AUTO = f"{OURS}, while a checkpoint is saved", f"{OURS}, TensorBoard AUTO"
+SAVING = f"{OURS}, while a checkpoint is saved"
+AUTO = f"{OURS}, TensorBoard AUTO"
 REQUIREMENTS = (TORCH, "numpy", "wandb", "tensorboard", "mlflow-skinny", "sqlalchemy", "alembic")
 RIVALS = ("wandb", "tensorboard", "mlflow")
 
@@ -140,10 +145,15 @@ answer({"tensors": tensors, "their items": items, "ratio": tensors / items})
 
 def measure(args: Args) -> Tables:
     title = f"one report of ten floats on the caller's thread, µs, medians of {args.rounds} processes"
-    table, found = Table(title, ["median", "p99"]), turns(args, COST, CALLS, SAVING, rivals=500)
+    table = Table(title, ["median", "p99"])
+    found = turns(args, COST, CALLS, SAVING, rivals=500)
     for name, each in found.items():
-        middle, p99 = median(each, "median"), median(each, "p99")
-        bound = at_most(middle, MEDIAN_US) & at_most(p99, P99_US) if name in (OURS, SAVING) else None
+        middle = median(each, "median")
+        p99 = median(each, "p99")
+        if name in (OURS, SAVING):
+            bound = at_most(middle, MEDIAN_US) & at_most(p99, P99_US)
+        else:
+            bound = None
         table.row(name, middle, p99, bound=bound)
     if PEERS:
         cheaper = min(median(found[name], "median") for name in RIVALS) / median(found[OURS], "median")
@@ -159,14 +169,14 @@ def measure(args: Args) -> Tables:
     title = f"one report of tensors of one number each, µs, medians of {args.rounds} processes"
     table = Table(title, ["tensors", "their items", "ratio"])
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-        for count, bound in OVER_ITEMS[device].items():
+        for count, most in OVER_ITEMS[device].items():
             found = alternate(ours(args, HEAD + PLAIN + TENSORS, device, count, TENSOR_CALLS), args.rounds)
-            table.fill(found, lambda *figures, bound=bound: at_most(figures[-1], bound), f"{count} on {device}, ")
+            table.fill(found, lambda *figures, most=most: at_most(figures[-1], most), f"{count} on {device}, ")
     yield table
 
 
 def turns(args: Args, loop: str, reports: int, *more: str, rivals: int = 0) -> dict[str, list[Figures]]:
-    """What so many reports of each tree, of ``more`` reporters of ours and of the peers have found."""
+    """Return the results of some reports of each tree, of ``more`` reporters of ours, and of the peers."""
     contenders = ours(args, HEAD + PLAIN + loop, reports)
     contenders |= {name: functools.partial(answer, HEAD + REPORTERS[name] + loop, reports) for name in more}
     theirs: dict[str, Callable[[], Figures]] = {}
@@ -174,7 +184,10 @@ def turns(args: Args, loop: str, reports: int, *more: str, rivals: int = 0) -> d
         python = peers(*REQUIREMENTS)
         env = {"WANDB_DIR": ".", "HF_HUB_OFFLINE": "1", "GIT_PYTHON_REFRESH": "quiet"}
         for name in RIVALS:  # those that queue would block with more
-            count = min(rivals, 1_000) if name == "mlflow" else rivals
+            if name == "mlflow":
+                count = min(rivals, 1_000)
+            else:
+                count = rivals
             theirs[name] = functools.partial(answer, HEAD + REPORTERS[name] + loop, count, python=python, env=env)
     return alternate(contenders, args.rounds) | alternate(theirs, min(args.rounds, 3))  # they are slow, and far away
 

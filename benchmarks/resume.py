@@ -1,4 +1,4 @@
-"""What a resume in the middle of an epoch costs with ``core.resumable()``, beside loading the same batches.
+"""Cost of a resume in the middle of an epoch with ``core.resumable()``, beside loading the same batches.
 
 Each round is a process of its own: it loads the batches by the DataLoader alone, by the resumable one, goes through
 them as a resume does, and skips them. Times begin where the iterator is made and end with the last of the batches;
@@ -10,7 +10,8 @@ from benchmarks._processes import ours
 from benchmarks._turns import alternate, best
 
 BATCHES = quick(1000, 10)
-THROUGH, SKIPPED = 1.05, 0.02
+THROUGH = 1.05
+SKIPPED = 0.02
 """Bounds: times of what loading takes."""
 CODE = """
 from itertools import islice

@@ -14,12 +14,12 @@ RATE = 50_000  # decisions a second, at each of our sizes
 SIZES = quick((1_000, 10_000, 100_000), (100, 1_000))
 HEAD = """
 import gc, random
-trials, dice = int(sys.argv[1]), random.Random(7)
+trials, rng = int(sys.argv[1]), random.Random(7)
 LENGTHS = [16, 64, 256, 1024, 4096]
 """
 DET_CORE = """
 from det_core.search import simulate
-quality = [dice.random() for _ in range(trials)]
+quality = [rng.random() for _ in range(trials)]
 space = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
     "dropout": {"type": "double", "minval": 0, "maxval": 0.5},
@@ -27,11 +27,11 @@ space = {
     "activation": {"type": "categorical", "vals": ["relu", "gelu"]},
 }
 searcher = {"name": "adaptive_asha", "max_length": 4096, "max_trials": trials, "max_concurrent_trials": 16}
-def metric_of(hparams, length, number):
+def objective(hparams, length, number):
     return quality[number] + 1 / length
 gc.collect()
 start = time.process_time()
-decisions = simulate(searcher, space, 7, metric_of, slots=16).decisions
+decisions = simulate(searcher, space, 7, objective, slots=16).decisions
 """
 RAY = """
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ decisions = 0
 gc.collect()
 start = time.process_time()
 for number in range(trials):
-    trial, quality = SimpleNamespace(trial_id=str(number)), dice.random()
+    trial, quality = SimpleNamespace(trial_id=str(number)), rng.random()
     scheduler.on_trial_add(None, trial)
     decisions += 2
     for length in LENGTHS:

@@ -112,7 +112,10 @@ def measure(args: Args) -> Tables:
                 by_hand = median(starts["sbatch by hand"], "s")
                 for contender, each in starts.items():
                     beyond = median(each, "s") - by_hand
-                    limit = at_most(beyond, bound) if contender == OURS else None
+                    if contender == OURS:
+                        limit = at_most(beyond, bound)
+                    else:
+                        limit = None
                     table.row(contender, median(each, "s"), beyond, bound=limit)
                 yield table
         finally:

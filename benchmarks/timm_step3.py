@@ -1,4 +1,4 @@
-"""What det_core costs the training of timm: images a second of step 3 of ``examples/timm_port`` against step 0.
+"""Cost of det_core to the training of timm: images a second of step 3 of ``examples/timm_port`` against step 0.
 
 Step 0 has nothing of det_core's; step 3 reports metrics, has each checkpoint kept and asks whether to stop, after each
 epoch. Both train the same model on the same images, in one process each, in turn; the ratio of neighbours is taken, and
@@ -18,14 +18,16 @@ from benchmarks._bench import Args, Table, Tables, at_least, program, quick
 from benchmarks._processes import ROOT, environment, timm
 from benchmarks._turns import Figures, alternate, median, ratio
 
-BOUND, BATCH, MODEL = 0.98, 32, "test_resnet"
+BOUND = 0.98
+BATCH = 32
+MODEL = "test_resnet"
 EXAMPLE = ROOT / "examples" / "timm_port"
 SCRIPTS = {"step 0": "step0-run.py", "step 3": "step3-checkpoints.py"}
 EPOCH = re.compile(r"Epoch (\d+): ")
 
 
 def options(parser: ArgumentParser) -> None:
-    """How long it trains, and by which interpreter."""
+    """Add the options of the training and its interpreter."""
     text = "of each run, at least 2; the first is not counted"
     parser.add_argument("--epochs", type=int, default=quick(9, 2), choices=range(2, 1000), metavar="N", help=text)
     parser.add_argument("--python", type=Path, help="an interpreter that has timm (default: that of make test-timm)")
@@ -57,7 +59,8 @@ def images_per_second(command: list[str], folder: Path, epochs: int, script: str
     with tempfile.TemporaryDirectory(dir=folder) as work:
         env = environment(Path(work, "home")) | {"XDG_CACHE_HOME": str(folder)}
         words = [command[0], str(EXAMPLE / script), *command[1:], str(epochs)]
-        ends, said = [], []
+        ends = []
+        said = []
         with subprocess.Popen(
             words, cwd=work, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as job:

@@ -27,7 +27,7 @@ DECIDED = {
     ("of_trainer.py", "images", 2): (0.2, 0, "timm's counts begin at 0, not an epoch late"),
     ("of_trial.py", "regression", 2): (ROUNDING, 2, "ranks agree on a stop: at most two updates later"),
 }
-"""How far the values of a training may be apart by what was decided, how many updates later it may end, and why."""
+"""Training -> allowed difference of its values, of its number of updates, and the reason."""
 
 
 def options(parser: ArgumentParser) -> None:
@@ -62,8 +62,11 @@ def measure(args: Args) -> Tables:
 
 
 def run(python: Path | str, script: str, package: str, training: str, ranks: int = 1) -> dict[str, Any]:
-    """What a training tells of itself."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    """Return the record of a training."""
+    if ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    else:
+        launcher = []
     with tempfile.TemporaryDirectory() as home:  # determined copies its working directory there
         env = {"HOME": home, **({"USE_TORCH_DISTRIBUTED": "1", "ACCELERATE_USE_CPU": "true"} if ranks > 1 else {})}
         found: dict[str, Any] = answer(FOLDER / script, package, training, python=python, launcher=launcher, env=env)
@@ -73,14 +76,16 @@ def run(python: Path | str, script: str, package: str, training: str, ranks: int
 def compared(
     theirs: dict[str, Any], ours: dict[str, Any], allowed: float, late: int, why: str
 ) -> tuple[list[Any], Bound]:
-    """The cells of a training: updates, whether they and the names are the same, how far the values are apart."""
-    peer, own = theirs["metrics"], ours["metrics"]
+    """Return the cells of a training: updates, whether they and the names are equal, difference of the values."""
+    peer = theirs["metrics"]
+    own = ours["metrics"]
     differences = [0.0]
     for name in peer.keys() & own.keys():
         scale = max(map(abs, peer[name])) or 1.0
         differences += [abs(a - b) / scale for a, b in zip(peer[name], own[name], strict=not late)]
     updates = all(0 <= ours["updates"][name] - count <= late for name, count in theirs["updates"].items())
-    names, apart = peer.keys() == own.keys(), max(differences)
+    names = peer.keys() == own.keys()
+    apart = max(differences)
     counts = ", ".join(f"{name} {count}" for name, count in ours["updates"].items())
     bound = Bound(f"same, <= {allowed:g}", updates and names and apart <= allowed)
     return [counts, updates, names, apart, why], bound

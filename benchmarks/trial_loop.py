@@ -1,4 +1,4 @@
-"""What a PyTorchTrial's loop keeps of the bare loop's speed, and determined's; and the time to the first batch.
+"""Speed of a PyTorchTrial's loop against the bare loop, beside determined's; and the time to the first batch.
 
 The work and the turns are those of ``_loops.py``: epochs of 400 steps in one process, a report every 100, with the
 defaults and the extra ``tensorboard`` installed. The bare script and ours of the second table end at their first batch.
@@ -70,7 +70,8 @@ def measure(args: Args) -> Tables:
     yield table
     contenders = {"bare": functools.partial(start, BARE), "ours": functools.partial(start, TRIAL, "det_core", 0, 0, 0)}
     found = alternate(contenders, args.rounds)
-    bare, ours = median(found["bare"], "s"), median(found["ours"], "s")
+    bare = median(found["bare"], "s")
+    ours = median(found["ours"], "s")
     table = Table(f"from the start of a process to the first batch, medians of {args.rounds}", ["s"])
     table.row("a bare script", bare)
     table.row("a PyTorchTrial", ours, bound=at_most(ours, 1.1 * bare + 0.05))

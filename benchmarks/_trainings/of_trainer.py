@@ -23,7 +23,7 @@ QUIET = (callbacks.MoveModulesToDeviceCallback, callbacks.TerminateOnNaNCallback
 
 
 def told(trainer: Any) -> None:
-    """What the history of a training holds, and its weights."""
+    """Record the history of a training, and its weights."""
     for name in sorted(trainer.run_history.get_metric_names()):
         for value in trainer.run_history.get_metric_values(name):
             account.note({name: value})
@@ -144,7 +144,7 @@ def train_tokens() -> nn.Module:
 
 
 def train_regression() -> nn.Module:
-    """Stops when the error falls no more, and keeps the best model."""
+    """Train until the error stops falling, and keep the best model."""
     model = tasks.regression()
     optimizer = account.watch("sgd", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
     watching = (

@@ -26,7 +26,7 @@ SEARCHER = {"searcher": {"name": "single", "metric": "error", "smaller_is_better
 
 @contextmanager
 def opened() -> Any:
-    """The context of a trial; on several ranks with the process group that torchrun's variables name."""
+    """Yield the context of a trial; on several ranks with the process group of torchrun's variables."""
     distributed = None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         if not torch.distributed.is_initialized():
@@ -50,7 +50,7 @@ class Noting(pytorch.PyTorchCallback):  # type: ignore[misc, name-defined]
 
 
 class Trial(pytorch.PyTorchTrial):  # type: ignore[misc, name-defined]
-    """What the five share: the data, and who notes."""
+    """Base of the five: the data and the record."""
 
     batch = 8
     data: tuple[Any, Any]
@@ -115,7 +115,8 @@ class Adversaries(Trial):
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         self.model = tasks.Gan()
-        self.g, self.d = context.wrap_model(self.model.generator), context.wrap_model(self.model.discriminator)
+        self.g = context.wrap_model(self.model.generator)
+        self.d = context.wrap_model(self.model.discriminator)
         self.g_optimizer, self.d_optimizer = (
             context.wrap_optimizer(account.watch(name, torch.optim.Adam(part.parameters(), lr=0.02)))
             for name, part in (("generator", self.g), ("discriminator", self.d))
@@ -155,7 +156,10 @@ class Finetuning(Trial):
             model.load_state_dict(trained)
         self.model = context.wrap_model(model)
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        made = torch.optim.SGD(learning, lr=0.1) if trained is None else torch.optim.Adam(learning, lr=0.01)
+        if trained is None:
+            made = torch.optim.SGD(learning, lr=0.1)
+        else:
+            made = torch.optim.Adam(learning, lr=0.01)
         self.optimizer = context.wrap_optimizer(account.watch("whole" if trained else "head", made))
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
@@ -203,11 +207,16 @@ class Patience(pytorch.PyTorchCallback):  # type: ignore[misc, name-defined]
     """Stops when the error falls no more, and keeps the best model."""
 
     def __init__(self, trial: Trial) -> None:
-        self.trial, self.best, self.waited, self.kept = trial, float("inf"), 0, None
+        self.trial = trial
+        self.best = float("inf")
+        self.waited = 0
+        self.kept = None
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         if metrics["error"] < self.best - 0.02:
-            self.best, self.waited, self.kept = metrics["error"], 0, copy.deepcopy(self.trial.model.state_dict())
+            self.best = metrics["error"]
+            self.waited = 0
+            self.kept = copy.deepcopy(self.trial.model.state_dict())
         else:
             self.waited += 1
             if self.waited == 2:
@@ -248,7 +257,7 @@ def train(make: type[Trial], epochs: int, **options: Any) -> Trial:
 
 
 def main() -> nn.Module:
-    """The training that was asked for; its model."""
+    """Run the selected training and return its model."""
     if TRAINING == "images":
         return train(Images, 6).model
     if TRAINING == "gan":

@@ -1,4 +1,4 @@
-"""What the five trainings have in common, whoever runs them: data, models, and an account of what happened."""
+"""Common parts of the five trainings, in any package: data, models, and a record."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 RANK = int(os.environ.get("RANK", "0"))
-PADDING, WORDS = 0, 30
+PADDING = 0
+WORDS = 30
 own = torch.Generator().manual_seed(1000 + RANK)
-"""What a step draws, apart from the generators that the packages seed each in their own way."""
+"""Generator of a step's draws, apart from those that each package seeds in its own way."""
 
 
 class Account:
-    """How often each optimizer has stepped, and the values of each metric."""
+    """Record of the steps of each optimizer, and of the values of each metric."""
 
     def __init__(self) -> None:
         self.updates: Counter[str] = Counter()
@@ -57,7 +58,7 @@ def images(rows: int, seed: int) -> Dataset[Any]:
 
 
 def convolutions() -> nn.Module:
-    """A small model of images, with a batch norm."""
+    """Return a small model of images, with a batch norm."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(32, 4)
@@ -87,7 +88,7 @@ class Gan(nn.Module):  # type: ignore[misc]
         self.discriminator = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
 
     def forward(self, part: str, noise: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """The loss of one part."""
+        """Return the loss of one part."""
         made = self.generator(noise)
         if part == "generator":
             return nn.functional.softplus(-self.discriminator(made)).mean()
@@ -96,7 +97,7 @@ class Gan(nn.Module):  # type: ignore[misc]
 
 
 def noise(rows: int) -> torch.Tensor:
-    """What a generator begins with."""
+    """Return the input of a generator."""
     return torch.randn(rows, 3, generator=own)
 
 
@@ -110,7 +111,7 @@ def sentences(rows: int, seed: int) -> Dataset[Any]:
 
 
 def words_model() -> nn.Module:
-    """A model that tells the next word of each."""
+    """Return a model that predicts the next word of each."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Embedding(WORDS, 16, padding_idx=PADDING), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, WORDS)
@@ -118,8 +119,9 @@ def words_model() -> nn.Module:
 
 
 def next_word(model: nn.Module, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of a batch, and for each sentence how many of its words were told, and how many there were."""
-    told, right = model(words[:, :-1]), words[:, 1:]
+    """Return the loss of a batch, and for each sentence its number of correct words and of words."""
+    told = model(words[:, :-1])
+    right = words[:, 1:]
     loss = nn.functional.cross_entropy(told.flatten(0, 1), right.flatten(), ignore_index=PADDING)
     there = right != PADDING
     return loss, torch.stack([((told.argmax(-1) == right) & there).sum(1), there.sum(1)], 1)
@@ -133,6 +135,6 @@ def curve(rows: int, seed: int) -> Dataset[Any]:
 
 
 def regression() -> nn.Module:
-    """A model of a curve."""
+    """Return a model of a curve."""
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 1))
