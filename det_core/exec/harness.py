@@ -1,4 +1,4 @@
-"""``python -m det_core.exec.harness model_def:MyTrial``: train a class, in a trial of an experiment or bare."""
+"""``python -m det_core.exec.harness model_def:MyTrial``: train a trial class, bare or in an experiment."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ The class is imported from the current folder. In a trial of an experiment, whos
 PERIODS = {"batches": "Batch", "epochs": "Epoch", "records": "Batch"}
 
 
-class Mistake(ValueError):
-    """A person's; the message is one line."""
+class UsageError(ValueError):
+    """A mistake in the arguments or the experiment file, with a message of one line."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a configuration says of a training. Units are pairs of a class of ``det_core.pytorch`` and a number.
+    """Arguments of a training. Units are pairs of the name of a class in ``det_core.pytorch`` and a number.
 
     Attributes:
-        hparams, config: for ``pytorch.init()``.
-        init: its further arguments.
+        hparams, config: hyperparameters and configuration for ``pytorch.init()``.
+        init: further arguments of ``pytorch.init()``.
         fit: arguments of ``Trainer.fit()``.
-        gradients: whether to compress and to average aggregated gradients.
+        gradients: whether to compress gradients, and whether to average aggregated ones.
     """
 
     hparams: dict[str, Any]
@@ -54,10 +54,10 @@ class Plan:
 
 
 def plan_of(config: Mapping[str, Any], hparams: dict[str, Any]) -> Plan:
-    """What an experiment's configuration, complete, says of the training of one trial.
+    """Return the plan for one trial of a complete experiment configuration.
 
     Raises:
-        Mistake: a period that has not exactly one of batches, epochs and records; or records without
+        UsageError: If a period does not have exactly one of batches, epochs and records, or has records without
             ``global_batch_size``.
     """
     optimizations = config.get("optimizations") or {}
@@ -76,40 +76,41 @@ def plan_of(config: Mapping[str, Any], hparams: dict[str, Any]) -> Plan:
 
 
 def period(value: Any, name: str, hparams: Mapping[str, Any]) -> tuple[str, int] | None:
-    """A unit from ``{"batches": 100}``; None: never."""
+    """Return the unit for a value such as ``{"batches": 100}``, or None for no period."""
     if value is None:
         return None
-    given = {"batches": value} if isinstance(value, int) else dict(value)
-    if len(given) != 1 or next(iter(given)) not in PERIODS:
-        raise Mistake(f"{name} is {value!r}: expected exactly one of batches, epochs and records")
-    unit, number = next(iter(given.items()))
+    if isinstance(value, int):
+        value = {"batches": value}
+    if len(value) != 1 or next(iter(value)) not in PERIODS:
+        raise UsageError(f"{name}={value!r}: expected exactly one of batches, epochs and records")
+    unit, number = next(iter(value.items()))
     if number < 1:
         return None
     if unit == "records":
         batch = hparams.get("global_batch_size")
         if not batch:
-            raise Mistake(f"{name} is in records, which needs the hyperparameter global_batch_size")
+            raise UsageError(f"{name} in records requires the hyperparameter global_batch_size")
         number = max(number // batch, 1)
     return PERIODS[unit], number
 
 
 def bare_plan(text: str | None, given: Sequence[str], length: str | None) -> Plan:
-    """What an experiment file and options say, where there is no master.
+    """Return the plan for an experiment file and options, without a master.
 
     Args:
-        text: the file; None: there is none.
-        given: ``name=value``, the value as YAML or JSON has it; names of nested ones with dots.
-        length: ``100``, ``batches=100`` or ``epochs=10``; None: as the file says.
+        text: content of the file, or None.
+        given: options ``name=value`` with values in YAML or JSON, and dots in names of nested ones.
+        length: ``100``, ``batches=100`` or ``epochs=10``. Defaults to the length in the file.
 
     Raises:
-        Mistake: hyperparameters that are a range and were given no value; no length; an option that cannot be read.
+        UsageError: If a hyperparameter is a range without a value, no length is given, or an option is invalid.
         ConfigError: mistakes in the file.
     """
     values: dict[str, Any] = {}
     for option in given:
         name, equals, value = option.partition("=")
         if not equals or not name:
-            raise Mistake(f"--hparam {option}: expected NAME=VALUE, as in --hparam lr=0.1")
+            raise UsageError(f"--hparam {option}: expected NAME=VALUE, as in --hparam lr=0.1")
         _put(values, name.split("."), _value(value))
     plan = Plan(values, None)
     if text is not None:
@@ -120,18 +121,20 @@ def bare_plan(text: str | None, given: Sequence[str], length: str | None) -> Pla
         plan = plan_of(config, _constants(config["hyperparameters"], values, "", ranges))
         if ranges:
             options = " ".join(f"--hparam {name}=…" for name in ranges)
-            raise Mistake(f"the file searches over {', '.join(ranges)}: give each a value to train bare: {options}")
+            raise UsageError(f"the file searches over {', '.join(ranges)}: to train bare, set each value: {options}")
         length = length or _length(config["searcher"].get("max_length"))
         plan.init["searcher_metric"] = config["searcher"]["metric"]
         plan.init["smaller_is_better"] = config["searcher"]["smaller_is_better"]
     if length is None:
-        raise Mistake("how long? --max-length epochs=10 or batches=1000, or searcher.max_length in --config FILE")
+        raise UsageError(
+            "length missing: pass --max-length epochs=10 or batches=1000, or set searcher.max_length in --config FILE"
+        )
     plan.fit["max_length"] = _unit(length)
     return plan
 
 
 def _constants(space: Any, given: Mapping[str, Any], prefix: str, ranges: list[str]) -> Any:
-    """The hyperparameters of one trial; names of those that are a range, and not given, go into ``ranges``."""
+    """Return the hyperparameters of one trial; add names of ranges without a value to ``ranges``."""
     if not isinstance(space, Mapping):
         return space
     if isinstance(space.get("type"), str):
@@ -139,14 +142,14 @@ def _constants(space: Any, given: Mapping[str, Any], prefix: str, ranges: list[s
             return space["val"]
         ranges.append(prefix)
         return None
-    found = {}
+    constants = {}
     for name in [*space, *(name for name in given if name not in space)]:
-        path = f"{prefix}.{name}" if prefix else name
+        path = f"{prefix}.{name}".removeprefix(".")
         if name in given and not isinstance(given[name], Mapping):
-            found[name] = given[name]
+            constants[name] = given[name]
         else:
-            found[name] = _constants(space.get(name, given.get(name)), given.get(name) or {}, path, ranges)
-    return found
+            constants[name] = _constants(space.get(name, given.get(name)), given.get(name) or {}, path, ranges)
+    return constants
 
 
 def _put(into: dict[str, Any], path: list[str], value: Any) -> None:
@@ -156,12 +159,12 @@ def _put(into: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """A value as an experiment file would have it: ``.2`` is a number there; without ruamel.yaml, as JSON has it."""
+    """Parse a value as an experiment file does, or as JSON if ruamel.yaml is not installed."""
     try:
         return json.loads(text)
     except ValueError:
-        pass
-    from det_core.config import read_changes
+        pass  # YAML has more forms of numbers, such as .2
+    from det_core.config import read_changes  # needs ruamel.yaml
 
     try:
         return read_changes(f"value: {text}")["value"]
@@ -171,55 +174,62 @@ def _value(text: str) -> Any:
 
 def _length(value: Any) -> str | None:
     number, unit = split_length(value)
-    if unit is not None:
-        return f"{unit}={number}" if unit in ("batches", "epochs") else None
-    return None if number is None or isinstance(number, Mapping) else str(number)
+    if unit in ("batches", "epochs"):
+        return f"{unit}={number}"
+    if unit is not None or number is None or isinstance(number, Mapping):
+        return None  # a length in records has no meaning without a batch size
+    return str(number)
 
 
 def _unit(text: str) -> tuple[str, int]:
     unit, equals, number = text.partition("=")
-    unit, number = (unit, number) if equals else ("batches", text)
+    if not equals:
+        unit = "batches"
+        number = text
     if unit not in ("batches", "epochs") or not number.isdigit() or int(number) < 1:
-        raise Mistake(f"--max-length {text}: expected batches=N or epochs=N")
+        raise UsageError(f"--max-length {text}: expected batches=N or epochs=N")
     return PERIODS[unit], int(number)
 
 
 def found_class(spec: str) -> Any:
-    """The class that ``module:Class`` names, from the current folder.
+    """Import the class ``module:Class`` from the current directory.
 
     Raises:
-        Mistake: it is not there, or is no PyTorchTrial. An error of the module's own comes out as it is.
+        UsageError: If it does not exist or is not a trial class. Errors raised by the module are not changed.
     """
     module, colon, name = spec.partition(":")
     if not colon or not module or not name:
-        raise Mistake(f"{spec}: expected MODULE:CLASS, as in model_def:MyTrial")
-    sys.path.insert(0, os.getcwd())
+        raise UsageError(f"{spec}: expected MODULE:CLASS, as in model_def:MyTrial")
+    sys.path.insert(0, os.getcwd())  # first, as in `python script.py`
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as e:
         if e.name is None or not (module == e.name or module.startswith(f"{e.name}.")):
-            raise
-        raise Mistake(f"there is no module {module} in {os.getcwd()}") from None
+            raise  # the module itself imports a missing one
+        raise UsageError(f"no module {module} in {os.getcwd()}") from None
     for part in name.split("."):
         if not hasattr(found, part):
-            raise Mistake(f"{module} ({getattr(found, '__file__', module)}) has no class {name}")
+            raise UsageError(f"{module} ({getattr(found, '__file__', module)}) has no class {name}")
         found = getattr(found, part)
     from det_core.pytorch import PyTorchTrial
     from det_core.pytorch.deepspeed import DeepSpeedTrial
 
     if not (isinstance(found, type) and issubclass(found, PyTorchTrial | DeepSpeedTrial)):
-        raise Mistake(f"{spec} is no det_core.pytorch.PyTorchTrial, and no det_core.pytorch.deepspeed.DeepSpeedTrial")
+        raise UsageError(
+            f"{spec}: expected a subclass of det_core.pytorch.PyTorchTrial or det_core.pytorch.deepspeed.DeepSpeedTrial"
+        )
     return found
 
 
 def train(cls: Any, plan: Plan) -> None:
-    """Train a class by a plan."""
+    """Train a class according to a plan."""
     from det_core import pytorch
 
-    fit = {
-        name: getattr(pytorch, value[0])(value[1]) if isinstance(value, tuple) else value
-        for name, value in plan.fit.items()
-    }
+    fit = dict(plan.fit)
+    for name, value in plan.fit.items():
+        if isinstance(value, tuple):
+            unit, number = value
+            fit[name] = getattr(pytorch, unit)(number)
     if not issubclass(cls, pytorch.PyTorchTrial):
         _train_engines(cls, plan, fit)
         return
@@ -230,14 +240,14 @@ def train(cls: Any, plan: Plan) -> None:
 
 
 def _train_engines(cls: Any, plan: Plan, fit: Mapping[str, Any]) -> None:
-    """Train a DeepSpeedTrial, whose engines have a configuration of their own."""
+    """Train a DeepSpeedTrial."""
     from det_core.pytorch import deepspeed
 
     options = {name: value for name, value in plan.init.items() if name != "aggregation_frequency"}
     if plan.init.get("aggregation_frequency", 1) != 1:
         logging.warning(
-            "optimizations.aggregation_frequency does not count for a DeepSpeedTrial: DeepSpeed's configuration has "
-            "gradient_accumulation_steps"
+            "ignoring optimizations.aggregation_frequency: a DeepSpeedTrial uses gradient_accumulation_steps of "
+            "DeepSpeed's configuration"
         )
     with deepspeed.init(hparams=plan.hparams, exp_conf=plan.config, **options) as context:
         _quiet(context.distributed.rank)
@@ -245,24 +255,24 @@ def _train_engines(cls: Any, plan: Plan, fit: Mapping[str, Any]) -> None:
 
 
 def _quiet(rank: int) -> None:
-    """Other ranks than the chief only warn."""
-    if rank != 0:
+    """Log only warnings on workers."""
+    if rank != 0:  # the chief logs the same
         logging.getLogger().setLevel(logging.WARNING)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Train the class that the command line names; returns the exit status."""
+    """Train the class that the command line names, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog=PROG, description="Train a trial class.", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("SPEC", help="MODULE:CLASS, as model_def:MyTrial")
-    parser.add_argument("--config", metavar="FILE", help="an experiment file: hyperparameters, lengths, periods")
+    parser.add_argument("--config", metavar="FILE", help="experiment file with hyperparameters, lengths and periods")
     parser.add_argument(
-        "--hparam", metavar="NAME=VALUE", action="append", default=[], help="a hyperparameter; over that of the file"
+        "--hparam", metavar="NAME=VALUE", action="append", default=[], help="set a hyperparameter; overrides the file"
     )
-    parser.add_argument("--max-length", metavar="UNIT=N", help="how long: epochs=10, or batches=1000")
-    parser.add_argument("--name", help="what DET_CORE_RESUME=latest goes by (default: MODULE:CLASS)")
+    parser.add_argument("--max-length", metavar="UNIT=N", help="length of the training: epochs=10 or batches=1000")
+    parser.add_argument("--name", help="name of the run for DET_CORE_RESUME=latest (default: MODULE:CLASS)")
     args = parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     try:
@@ -273,13 +283,13 @@ def main(words: Sequence[str] | None = None) -> int:
             text = None
             if args.config is not None:
                 if not os.path.isfile(args.config):
-                    raise Mistake(f"there is no file {args.config}")
+                    raise UsageError(f"file not found: {args.config}")
                 with open(args.config, encoding="utf-8") as file:
                     text = file.read()
             plan = bare_plan(text, args.hparam, args.max_length)
             plan.init["name"] = args.name or args.SPEC
         cls = found_class(args.SPEC)
-    except Mistake as e:
+    except UsageError as e:
         write_quietly(f"error: {e}\n", sys.stderr)
         return 2
     except ConfigError as e:
@@ -288,24 +298,25 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         train(cls, plan)
     except (DetCoreError, TypeError, ValueError) as e:
-        _tell(e)
+        _print_error(e)
         return 1
     return 0
 
 
-def _tell(error: Exception) -> None:
-    """A mistake that our own checks found is one line, which names that of the user's code, if it came by there.
-
-    An error out of the user's code has its frames.
-    """
+def _print_error(error: Exception) -> None:
+    """Print an error of det_core as one line with its place in the user's code, others with their traceback."""
+    # An error raised below another package, such as torch, needs its frames.
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if not frames[-1].filename.startswith(package):
         traceback.print_exception(error)
         return
-    theirs = [frame for frame in frames if not frame.filename.startswith(package)]
-    where = f"{os.path.relpath(theirs[-1].filename)}:{theirs[-1].lineno}: " if theirs else ""
-    write_quietly(f"error: {where}{error}\n", sys.stderr)
+    message = str(error)
+    for frame in reversed(frames):
+        if not frame.filename.startswith(package):
+            message = f"{os.path.relpath(frame.filename)}:{frame.lineno}: {message}"
+            break
+    write_quietly(f"error: {message}\n", sys.stderr)
 
 
 if __name__ == "__main__":

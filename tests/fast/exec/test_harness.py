@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core.exec.harness import Mistake, bare_plan, found_class, main, period, plan_of
+from det_core.exec.harness import UsageError, bare_plan, found_class, main, period, plan_of
 from support import warm
 
 FILE = """
@@ -55,21 +55,21 @@ def test_hyperparameters_are_read_as_in_a_file(text: str, value: Any) -> None:
 
 def test_a_range_needs_a_value_when_bare() -> None:
     text = FILE.replace("lr: 0.1", "lr: {type: log, base: 10, minval: -2, maxval: 0}")
-    with pytest.raises(Mistake, match=r"searches over lr, deep.hidden: .*--hparam lr=… --hparam deep.hidden=…"):
+    with pytest.raises(UsageError, match=r"searches over lr, deep.hidden: .*--hparam lr=… --hparam deep.hidden=…"):
         bare_plan(text, ["global_batch_size=1"], None)
 
 
 @pytest.mark.parametrize(
     ("text", "given", "length", "message"),
     [
-        (None, [], None, "how long"),
+        (None, [], None, "length missing"),
         (None, ["lr"], "3", "--hparam lr: expected NAME=VALUE"),
         (None, [], "years=3", "--max-length years=3: expected"),
         (None, [], "epochs=0", "--max-length epochs=0"),
     ],
 )
 def test_mistakes_in_options(text: str | None, given: list[str], length: str | None, message: str) -> None:
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         bare_plan(text, given, length)
 
 
@@ -80,7 +80,7 @@ def test_lengths_and_periods() -> None:
     assert period({"records": 7}, "p", {"global_batch_size": 10}) == ("Batch", 1)
     with pytest.raises(ValueError, match="exactly one of batches, epochs and records"):
         period({"batches": 1, "epochs": 1}, "p", {})
-    with pytest.raises(ValueError, match="needs the hyperparameter global_batch_size"):
+    with pytest.raises(ValueError, match="requires the hyperparameter global_batch_size"):
         period({"records": 1}, "p", {})
     assert plan_of({}, {}).fit["reporting_period"] == ("Batch", 100)
 
@@ -135,10 +135,10 @@ def test_a_person_makes_mistakes(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for spec, message in (
-        ("nowhere:Digits", "there is no module nowhere in"), ("model_def:Other", "has no class Other"),
-        ("model_def:NoTrial", "is no det_core.pytorch.PyTorchTrial"), ("model_def", "expected MODULE:CLASS"),
+        ("nowhere:Digits", "no module nowhere in"), ("model_def:Other", "has no class Other"),
+        ("model_def:NoTrial", "a subclass of det_core.pytorch.PyTorchTrial"), ("model_def", "expected MODULE:CLASS"),
     ):  # fmt: skip
-        with pytest.raises(Mistake, match=message):
+        with pytest.raises(UsageError, match=message):
             found_class(spec)
     sys.modules.pop("model_def")
     assert main(["model_def:Digits", "--config", "nothing.yaml"]) == 2
