@@ -56,7 +56,7 @@ def begin(step):
     context.checkpoint.save(state, {"steps_completed": step}, blocking=False)
 def counts(step):  # a round counts if the checkpoint was not saved before it was over
     try:
-        context.checkpoint.begin({"steps_completed": step}, if_busy="refuse").abort()
+        context.checkpoint.begin({"steps_completed": step}, if_busy="raise").abort()
     except CheckpointBusy:
         return True
     return False

@@ -91,7 +91,7 @@ class Managed:
         self._counts = counts_of(trainer.run_history)
         self._saved_at = self._place(trainer)
         if resume_from is None and not self._has_resumed:
-            with self.context.checkpoint.resume(only_listed=True) as folder:
+            with self.context.checkpoint.resume(reject_unlisted=True) as folder:
                 if folder is not None and not self._go_on(trainer, folder):
                     return False
             self._has_resumed = True

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core.core._checkpoint._download import download
-from det_core.core._checkpoint._reader import open_together
-from det_core.core._checkpoint._retention import seconds
+from det_core.core._checkpoint._reader import open_on_all
+from det_core.core._checkpoint._retention import commit_time
 from det_core.core._rank_group import RankGroup
 from det_core.errors import CheckpointCorrupt, StorageError
 from det_core.storage import Header, Owner, Progress, Selector, Store, StoredCheckpoint
@@ -59,7 +59,7 @@ class Checkpoint:
     @property
     def time(self) -> float | None:
         """When it was committed, in seconds since the epoch."""
-        return seconds(self._header) if self._header else None
+        return commit_time(self._header) if self._header else None
 
     @property
     def verified(self) -> bool:
@@ -111,7 +111,7 @@ class Checkpoint:
         """
         alone = RankGroup.alone("download")
         with self._store.read_lease(self.storage_id, Owner.current("client", 0)):
-            stored = open_together(alone, self._store, self.storage_id)
+            stored = open_on_all(alone, self._store, self.storage_id)
             download(alone, self._store.disk, stored, os.path.abspath(os.fspath(folder)), selector, progress)
 
     def verify(self, progress: Progress | None = None) -> list[str]:

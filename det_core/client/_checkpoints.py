@@ -12,7 +12,7 @@ from det_core.client._find import LATEST
 from det_core.client._run import registered
 from det_core.client._storage import run_folder
 from det_core.client._table import spread
-from det_core.core._checkpoint._retention import GROUP, Retention
+from det_core.core._checkpoint._retention import VALIDATION_GROUP, Retention
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked, StorageError
 from det_core.journal import Journal, RunSummary, ambiguous_id, lock_run, match_id, read_run
 from det_core.storage import Header, RetentionDecision, RetentionPolicy, Store
@@ -109,18 +109,18 @@ class Checkpoints:
         """
         return Checkpoints(self._store, run_id, self._home)
 
-    def judge(self, policy: RetentionPolicy) -> list[RetentionDecision]:
+    def preview_gc(self, policy: RetentionPolicy) -> list[RetentionDecision]:
         """What would become of each checkpoint under a policy, and why. Each run is judged by itself.
 
         Raises:
             StorageError: the store refused.
         """
-        return [verdict for run_id in self._runs() for verdict in self._retention(policy, run_id).judge()]
+        return [verdict for run_id in self._runs() for verdict in self._retention(policy, run_id).evaluate_all()]
 
     def metrics(self) -> list[str]:
         """The names of the validation metrics of its runs that are kept here, sorted; ``a.b`` for b within a."""
         folders = [folder for run_id in self._runs() if (folder := run_folder(run_id, self._home)) is not None]
-        rows = (row for folder in folders for row in read_run(folder).iter_rows(GROUP))
+        rows = (row for folder in folders for row in read_run(folder).iter_rows(VALIDATION_GROUP))
         return sorted({name for row in rows for name in spread(row.metrics)})
 
     def gc(
@@ -148,7 +148,7 @@ class Checkpoints:
             StorageError: the store refused to be listed.
         """
         going: dict[str, set[str]] = {}
-        for verdict in self.judge(policy) if judged is None else judged:
+        for verdict in self.preview_gc(policy) if judged is None else judged:
             if not verdict.reasons:
                 going.setdefault(verdict.candidate.run_id, set()).add(verdict.candidate.storage_id)
         gone: list[str] = []

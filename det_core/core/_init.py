@@ -14,7 +14,7 @@ from det_core._environments import detect_ranks
 from det_core._info import get_cluster_info
 from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
-from det_core.core._checkpoint import CheckpointContext, RunEvents, ScriptChecks, StartCheckpoint
+from det_core.core._checkpoint import CheckpointContext, RunObserver, ScriptChecks, StartCheckpoint
 from det_core.core._context import Context
 from det_core.core._deadline import GRACE, StopDeadline
 from det_core.core._distributed import DistributedContext, check_process_group
@@ -56,7 +56,7 @@ def init(
             ``checkpoint_storage`` field of an experiment's configuration. Defaults to ``checkpoints`` in the run's
             directory.
         preempt_mode: ranks that may call ``ctx.preempt.should_preempt()``.
-        tensorboard_mode: whether metrics are also written as TensorBoard events. Defaults to yes if the extra
+        tensorboard_mode: whether metrics are also written as TensorBoard observer. Defaults to yes if the extra
             ``tensorboard`` is installed.
         max_length: length of a bare run's one searcher operation: a number, or a number with its unit, as in
             ``{"epochs": 10}``. Defaults to 1.
@@ -170,10 +170,10 @@ def _compose(
         store.limit(deadline)
     say = print_notice if is_chief else logger.debug
     checks = ScriptChecks(distributed, run, start, say)
-    events = RunEvents(run, tensorboard, retention, checks)
+    observer = RunObserver(run, tensorboard, retention, checks)
     checkpoint = CheckpointContext(
-        distributed, run.store, run_id=run.run_id, restart=run.restart, events=events,
-        start=start, elsewhere=run.other_stores, scratch=environment.home / "scratch",
+        distributed, run.store, run_id=run.run_id, restart=run.restart, observer=observer,
+        start=start, other_stores=run.other_stores, scratch=environment.home / "scratch",
         deadline=deadline, say=say,
     )  # fmt: skip
     checkpoint.choose_start()
@@ -193,7 +193,7 @@ def _compose(
         ),
         profiler=ProfilerContext(distributed, run.journal.metrics, agent_id=run.agent_id),
         run=run,
-        last_commit=lambda: events.last_commit,
+        last_commit=lambda: observer.last_commit,
     )  # fmt: skip
     preempt.start()
     return context

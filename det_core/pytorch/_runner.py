@@ -177,12 +177,12 @@ class Runner:
             return None
         # Scripts may give the checkpoint that the master selected: fit(latest_checkpoint=info.latest_checkpoint).
         if self._options.resumes or checkpoint.is_start(self._latest):
-            path = stack.enter_context(checkpoint.resume(only_listed=True))
+            path = stack.enter_context(checkpoint.resume(reject_unlisted=True))
             self._latest = self._core.latest_checkpoint
             return path
         if self._latest is None:
             return None
-        return stack.enter_context(checkpoint.restore_path(self._latest, only_listed=True))
+        return stack.enter_context(checkpoint.restore_path(self._latest, reject_unlisted=True))
 
     def _start_step(self) -> int:
         if self._latest is None:

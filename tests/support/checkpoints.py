@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import core
-from det_core.core._checkpoint import CheckpointContext, CheckpointEvents, StartCheckpoint
+from det_core.core._checkpoint import CheckpointContext, CheckpointObserver, StartCheckpoint
 from det_core.storage import DirectoryStore, Disk, Owner, Progress, Store
 
 FILES = {"model.pt": b"m" * 300_000, "sub/optimizer.pt": b"o" * 1000, "sub/deep/empty": b"", "rng": b"r"}
@@ -15,7 +15,7 @@ STEPS = {"steps_completed": 3}
 RUN = "run"
 
 
-class Recorder(CheckpointEvents):
+class Recorder(CheckpointObserver):
     """Keeps what a context tells of checkpoints."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Recorder(CheckpointEvents):
             store or DirectoryStore(root, disk=disk, visibility_timeout=patience),
             run_id=RUN,
             restart=restart,
-            events=self,
+            observer=self,
             start=start,
             scratch=root.parent / "scratch",
             progress=progress,
@@ -51,13 +51,13 @@ class Recorder(CheckpointEvents):
             say=self.said.append,
         )
 
-    def committed(self, checkpoint: Any) -> None:
+    def on_committed(self, checkpoint: Any) -> None:
         self.registered.append(checkpoint)
 
-    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+    def on_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         self.gone.append((storage_id, dict(remaining)))
 
-    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
+    def on_restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
         self.restores.append((storage_id, steps_completed))
 
 

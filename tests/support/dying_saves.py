@@ -30,7 +30,7 @@ class Telling(Recorder):
         super().__init__()
         self.pipe = said
 
-    def committed(self, checkpoint: Any) -> None:
+    def on_committed(self, checkpoint: Any) -> None:
         os.write(self.pipe, b"saved %d\n" % checkpoint["steps_completed"])
 
 

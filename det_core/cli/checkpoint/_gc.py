@@ -63,7 +63,7 @@ def _collect(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     if checkpoints.run_id is None and not args.all_runs and len(runs := checkpoints.run_ids()) > 1:
         error(f"{checkpoints.root} has checkpoints of {len(runs)} runs: name one with --run, or add --all-runs")
         return 2
-    verdicts = checkpoints.judge(policy)
+    verdicts = checkpoints.preview_gc(policy)
     if (unknown := _unknown_metric(checkpoints, verdicts)) and not args.dry_run:
         error(unknown)
         return 1
@@ -81,7 +81,7 @@ def _collect(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     if args.dry_run or not left:
         return 0
     # Others may have deleted some meanwhile, or begun to read them: it is no failure that these were not deleted here.
-    return int(any(v.candidate.storage_id in left for v in checkpoints.judge(policy) if not v.reasons))
+    return int(any(v.candidate.storage_id in left for v in checkpoints.preview_gc(policy) if not v.reasons))
 
 
 def _policy(args: argparse.Namespace) -> RetentionPolicy:

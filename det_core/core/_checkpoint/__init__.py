@@ -2,18 +2,18 @@
 
 from det_core.core._checkpoint._commit import CheckpointHandle
 from det_core.core._checkpoint._context import CheckpointContext
-from det_core.core._checkpoint._events import CheckpointEvents, CheckpointRecord, RunEvents
+from det_core.core._checkpoint._events import CheckpointObserver, CheckpointRecord, RunObserver
 from det_core.core._checkpoint._reader import DownloadMode
 from det_core.core._checkpoint._script_checks import ScriptChecks
 from det_core.core._checkpoint._start import StartCheckpoint
 
 __all__ = [
     "CheckpointContext",
-    "CheckpointEvents",
     "CheckpointHandle",
+    "CheckpointObserver",
     "CheckpointRecord",
     "DownloadMode",
-    "RunEvents",
+    "RunObserver",
     "ScriptChecks",
     "StartCheckpoint",
 ]

@@ -11,7 +11,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def block(usage: str) -> Callable[[Callable[_P, Iterator[_T]]], Callable[_P, AbstractContextManager[_T]]]:
+def with_only(usage: str) -> Callable[[Callable[_P, Iterator[_T]]], Callable[_P, AbstractContextManager[_T]]]:
     """As ``contextmanager``, where the error of a use without ``with``, as a path or a pair, says ``with USAGE:``."""
 
     def decorate(method: Callable[_P, Iterator[_T]]) -> Callable[_P, AbstractContextManager[_T]]:
@@ -31,10 +31,10 @@ class _Block(AbstractContextManager[_T]):
     def __exit__(self, *error: Any) -> bool | None:
         return self._inner.__exit__(*error)
 
-    def _refuse(self, *_: object) -> NoReturn:
+    def _raise_conflicts(self, *_: object) -> NoReturn:
         raise TypeError(f"use it in a with statement: with {self._usage}:")
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"no {name} here; use it in a with statement: with {self._usage}:")
 
-    __iter__ = __fspath__ = __truediv__ = _refuse
+    __iter__ = __fspath__ = __truediv__ = _raise_conflicts

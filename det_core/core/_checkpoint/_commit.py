@@ -13,21 +13,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 from det_core import _clock
-from det_core.core._checkpoint._events import CheckpointEvents, record_of
-from det_core.core._checkpoint._sharding import Offering, agree, check_steps, plain_metadata, remove, write
+from det_core.core._checkpoint._events import CheckpointObserver, record_of
+from det_core.core._checkpoint._sharding import (
+    Contribution,
+    abort_quietly,
+    plain_metadata,
+    plan_shards,
+    require_steps_completed,
+    write_shards,
+)
 from det_core.core._rank_group import RankGroup
 from det_core.errors import CheckpointBusy, CheckpointError, ContextClosed, DistributedError, StorageError
 from det_core.storage import FileEntry, Header, Progress, Staging, Store
 
 log = logging.getLogger("det_core.checkpoint")
-IfBusy = Literal["wait", "refuse"]
-LOOK = 0.1
+IfBusy = Literal["wait", "raise"]
+POLL_INTERVAL = 0.1
 """Seconds between two looks whether there is still time."""
-SOON = 5.0
+NOTICE_DELAY = 5.0
 """Seconds that a save may take while a preempted process ends, before a person is told that it is waited for."""
 OPEN_NOTICE_DELAY = 60.0
 """Seconds that a thread waits for what another one has begun before it says so: the two may wait for each other."""
-STOPPING = 2.0
+STOP_TIMEOUT = 2.0
 """Seconds that a commit gets to stop when there is no time left."""
 
 
@@ -45,11 +52,19 @@ class CheckpointHandle:
     """
 
     def __init__(
-        self, commits: Commits, group: RankGroup, staging: Staging, path: Path, metadata: Mapping[str, Any] | None
+        self,
+        writer: CheckpointWriter,
+        group: RankGroup,
+        staging: Staging,
+        path: Path,
+        metadata: Mapping[str, Any] | None,
     ) -> None:
-        self._commits, self._group, self._staging, self._metadata = commits, group, staging, metadata
+        self._writer = writer
+        self._group = group
+        self._staging = staging
+        self._metadata = metadata
         self._claim = threading.Lock()
-        self._ending, self._over = threading.Event(), threading.Event()
+        self._claimed_event, self._finished = threading.Event(), threading.Event()
         self._reason: BaseException | None = None
         """Why it was aborted."""
         self._error: BaseException | None = None
@@ -87,7 +102,7 @@ class CheckpointHandle:
 
         It is given a function to call now and then, which raises if the commit is to stop.
         """
-        self._commits.check_process()
+        self._writer.check_process()
         try:
             metadata = plain_metadata(self._metadata or {})
             offer = functools.partial(self._filled, fill, metadata)
@@ -103,16 +118,16 @@ class CheckpointHandle:
             reason: the error because of which this rank gives up.
             blocking: return when all ranks know.
         """
-        self._commits.check_process()
+        self._writer.check_process()
         if reason is not None and self.is_open:
-            self._commits.note_abort(reason, self.storage_id, self._metadata)
+            self._writer.note_abort(reason, self.storage_id, self._metadata)
         why = reason or CheckpointError(f"checkpoint {self.storage_id} was aborted")
-        self._end(lambda: self._give_up(why), why, blocking)
+        self._end(lambda: self._abort(why), why, blocking)
 
     @property
     def done(self) -> bool:
         """Whether it was committed or aborted, and nothing of that is left to do."""
-        return self._over.is_set()
+        return self._finished.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until this checkpoint is committed, in whichever thread, and that is over.
@@ -126,17 +141,17 @@ class CheckpointHandle:
         Raises:
             CheckpointError: it could not be saved, or was aborted; the message says why.
         """
-        self._commits.check_process()
+        self._writer.check_process()
         deadline = None if timeout is None else _clock.monotonic() + timeout
-        if not self._ending.wait(timeout):
+        if not self._claimed_event.wait(timeout):
             return False
         if (why := self._reason) is not None:
             raise CheckpointError(f"checkpoint {self.storage_id} was aborted: {type(why).__name__}: {why}") from why
-        if not self._over.wait(None if deadline is None else max(0.0, deadline - _clock.monotonic())):
+        if not self._finished.wait(None if deadline is None else max(0.0, deadline - _clock.monotonic())):
             return False
         self._error = None
         if self._failure is not None:
-            raise self._told(self._failure)
+            raise self._background_error(self._failure)
         return True
 
     # For Commits.
@@ -144,7 +159,7 @@ class CheckpointHandle:
     @property
     def is_open(self) -> bool:
         """Whether it was neither committed nor aborted."""
-        return not self._ending.is_set()
+        return not self._claimed_event.is_set()
 
     @property
     def is_open_here(self) -> bool:
@@ -152,25 +167,25 @@ class CheckpointHandle:
         beginner = self._beginner
         return self.is_open and (beginner is threading.current_thread() or not beginner.is_alive())
 
-    def drop(self, *, quietly: bool = False) -> None:
+    def discard(self, *, quietly: bool = False) -> None:
         """Remove what was written without a word to the other ranks: they do the same, or are told that it left."""
         why = CheckpointError(f"checkpoint {self.storage_id} was not committed when the context was closed")
         if self._claimed(why):
             if not quietly:
                 log.warning("checkpoint %s was neither committed nor aborted: it is removed", self.storage_id)
-            remove(self._staging)
-            self._over.set()
+            abort_quietly(self._staging)
+            self._finished.set()
 
     def stop(self, reason: BaseException) -> None:
         """Let the commit fail with ``reason`` at its next step."""
         self._stop = self._stop or reason
 
-    def taken_failure(self) -> BaseException | None:
+    def take_error(self) -> BaseException | None:
         """Why it failed, as an error that says what was not saved; None: it did not, or that was told."""
         error, self._error = self._error, None
-        return None if error is None else self._told(error)
+        return None if error is None else self._background_error(error)
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _background_error(self, error: BaseException) -> BaseException:
         """What a caller is told who did not wait for it."""
         if isinstance(error, SystemExit):
             return error
@@ -192,7 +207,7 @@ class CheckpointHandle:
             if not self.is_open:
                 return False
             self._reason = reason
-            self._ending.set()
+            self._claimed_event.set()
             return True
 
     def _end(self, work: Callable[[], None], reason: BaseException | None, blocking: bool) -> bool:
@@ -220,7 +235,7 @@ class CheckpointHandle:
         except (RuntimeError, MemoryError) as e:
             if reason is not None:
                 return False
-            error = self._told(
+            error = self._background_error(
                 CheckpointError(
                     f"this process cannot start a thread ({e}): save with blocking=True, or raise its limits of "
                     "threads and memory"
@@ -228,7 +243,7 @@ class CheckpointHandle:
             )
 
             def give_up() -> None:
-                self._give_up(error)
+                self._abort(error)
                 raise error
 
             self._run(give_up)
@@ -243,41 +258,41 @@ class CheckpointHandle:
         except BaseException as e:
             self._error = self._failure = e
         finally:
-            self._over.set()
+            self._finished.set()
 
-    def _filled(self, fill: Callable[[Progress], None], metadata: dict[str, Any]) -> Offering:
+    def _filled(self, fill: Callable[[Progress], None], metadata: dict[str, Any]) -> Contribution:
         fill(self._tick)
         self._tick(0)
-        return Offering(self._staging.scan_written(), metadata)
+        return Contribution(self._staging.scan_written(), metadata)
 
-    def _commit(self, offer: Callable[[], Offering]) -> None:
-        commits, staging = self._commits, self._staging
+    def _commit(self, offer: Callable[[], Contribution]) -> None:
+        writer, staging = self._writer, self._staging
         try:
-            agreed = agree(self._group, offer)
-            finish = functools.partial(commits.finish, staging)
-            write(
-                self._group, commits.store.disk, staging, agreed,
+            plan = plan_shards(self._group, offer)
+            finish = functools.partial(writer.publish, staging)
+            write_shards(
+                self._group, writer.store.disk, staging, plan,
                 lambda listing: staging.seal(listing, self._tick), finish,
             )  # fmt: skip
         except BaseException as e:
-            commits.note_abort(e, self.storage_id, self._metadata)
-            remove(staging)
+            writer.note_abort(e, self.storage_id, self._metadata)
+            abort_quietly(staging)
             raise
 
-    def _give_up(self, why: BaseException) -> None:
+    def _abort(self, why: BaseException) -> None:
         try:
             self._group.report_failure(why)
         finally:
-            remove(self._staging)
+            abort_quietly(self._staging)
 
     def _tick(self, done: int) -> None:
         if self._stop is not None:
             raise self._stop
-        if self._commits.progress is not None:
-            self._commits.progress(done)
+        if self._writer.progress is not None:
+            self._writer.progress(done)
 
 
-class Commits:
+class CheckpointWriter:
     """The checkpoints that one rank writes, one at a time: so all ranks have one order, and none is announced.
 
     Threads take turns. A call has :meth:`turn` until its checkpoint is written or a handle has it; the next turn goes
@@ -302,7 +317,7 @@ class Commits:
         *,
         run_id: str,
         restart: int,
-        events: CheckpointEvents,
+        observer: CheckpointObserver,
         progress: Progress | None,
         deadline: Callable[[], float | None],
         say: Callable[[str], None],
@@ -311,7 +326,7 @@ class Commits:
     ) -> None:
         self.store, self.progress = store, progress
         self._latest, self._is_chief = latest, is_chief
-        self._run_id, self._restart, self._events = run_id, restart, events
+        self._run_id, self._restart, self._observer = run_id, restart, observer
         self._deadline, self._say = deadline, say
         self._ordinals = itertools.count(1)
         self._last: CheckpointHandle | None = None
@@ -334,28 +349,28 @@ class Commits:
         with self._turns:
             if self._turn_of is threading.current_thread():  # such as a signal's handler, in the middle of a save
                 raise CheckpointBusy("this very thread is saving a checkpoint: one is saved at a time")
-            if self._turn_of is not None and if_busy == "refuse" and not group.is_shared:
-                raise CheckpointBusy("another thread is saving a checkpoint, and if_busy='refuse' was asked for")
+            if self._turn_of is not None and if_busy == "raise" and not group.is_shared:
+                raise CheckpointBusy("another thread is saving a checkpoint (if_busy='raise')")
             self._turns.wait_for(lambda: self._turn_of is None or self._closed)
             self._check_open()
             self._turn_of = threading.current_thread()
         try:
-            self._admit(group, if_busy)
+            self._wait_for_previous(group, if_busy)
             yield
         finally:
             with self._turns:
                 self._turn_of = None
                 self._turns.notify_all()  # one that is interrupted as it wakes would take a single one with it
 
-    def _admit(self, group: RankGroup, if_busy: str) -> None:
+    def _wait_for_previous(self, group: RankGroup, if_busy: str) -> None:
         """Wait until the checkpoint before is over, on every rank, or refuse; raise why it failed, if nobody was told.
 
         Ranks say first whether they are busy, and wait then: else one that refuses would wait for one that waits.
         """
 
         def known() -> tuple[str, bool, str | None]:
-            if if_busy not in ("wait", "refuse"):
-                raise ValueError(f"if_busy={if_busy!r}: expected 'wait' or 'refuse'")
+            if if_busy not in ("wait", "raise"):
+                raise ValueError(f"if_busy={if_busy!r}: expected 'wait' or 'raise'")
             self._check_open()
             last = self._last
             if last is not None and last.is_open_here:
@@ -364,41 +379,41 @@ class Commits:
 
         found = group.gather(known) or []
 
-        def settle() -> bool:
+        def finish_previous() -> bool:
             busy = next((i for _, _, i in found if i is not None), None)
-            if busy is not None and any(wanted == "refuse" for wanted, _, _ in found):
-                raise CheckpointBusy(f"checkpoint {busy} is being saved, and if_busy='refuse' was asked for")
+            if busy is not None and any(wanted == "raise" for wanted, _, _ in found):
+                raise CheckpointBusy(f"checkpoint {busy} is still being saved (if_busy='raise')")
             return any(has for _, has, _ in found)
 
-        if group.on_chief(settle):
-            group.on_all(self.settle)
+        if group.on_chief(finish_previous):
+            group.on_all(self.finish_previous)
 
-    def settle(self) -> None:
+    def finish_previous(self) -> None:
         """Wait until the last one is over, and raise why it failed."""
         last = self._last
         if last is None:
             return
-        begun, warned = _clock.monotonic(), False
-        while not last._over.wait(LOOK):
+        began, warned = _clock.monotonic(), False
+        while not last._finished.wait(POLL_INTERVAL):
             self._check_open()
             if last.is_open_here:  # the thread that began it has ended meanwhile
                 raise self._not_ended(last)
-            if last.is_open and not warned and _clock.monotonic() - begun > OPEN_NOTICE_DELAY:
+            if last.is_open and not warned and _clock.monotonic() - began > OPEN_NOTICE_DELAY:
                 warned = True
                 log.warning(
                     "waiting for checkpoint %s, which thread %r began, and has neither committed nor aborted",
                     last.storage_id, last._beginner.name,
                 )  # fmt: skip
         self._check_open()
-        self.raise_failure()
+        self.raise_background_error()
         self._last = None
 
     def wait(self, timeout: float | None) -> bool:
         """Wait until nothing is being saved in the background; see :meth:`CheckpointContext.wait`."""
         last = self._last
-        if last is not None and not last.is_open and not last._over.wait(timeout):
+        if last is not None and not last.is_open and not last._finished.wait(timeout):
             return False
-        self.raise_failure()
+        self.raise_background_error()
         return True
 
     def _check_open(self) -> None:
@@ -410,17 +425,17 @@ class Commits:
             f"checkpoint {last.storage_id} was begun, and neither committed nor aborted: one is open at a time"
         )
 
-    def opened(self, handle: CheckpointHandle) -> CheckpointHandle:
+    def track(self, handle: CheckpointHandle) -> CheckpointHandle:
         """Note the one that is written now."""
         self._last = handle
         return handle
 
-    def raise_failure(self) -> None:
+    def raise_background_error(self) -> None:
         """Raise why the last one failed, if that is over and nobody was told."""
-        if self._last is not None and self._last.done and (failure := self._last.taken_failure()) is not None:
+        if self._last is not None and self._last.done and (failure := self._last.take_error()) is not None:
             raise failure
 
-    def finish(
+    def publish(
         self, staging: Staging, files: dict[str, FileEntry], directories: list[str], metadata: dict[str, Any]
     ) -> None:
         """List a checkpoint, and tell of it: on the chief, when every rank's files are safe."""
@@ -429,16 +444,16 @@ class Commits:
             restart=self._restart,
             ordinal=next(self._ordinals),
             time=_clock.iso(_clock.now()),
-            steps_completed=check_steps(metadata),
+            steps_completed=require_steps_completed(metadata),
             storage_id=staging.storage_id,
         )
         if not files and not self._told_empty:
             self._told_empty = True
             log.warning("checkpoint %s is empty: no file was written into its folder", staging.storage_id)
-        self._events.committing(staging.storage_id)
+        self._observer.on_committing(staging.storage_id)
         manifest = staging.commit(files, directories, metadata, header)
         self._newest = header
-        self._events.committed(record_of(manifest, metadata))
+        self._observer.on_committed(record_of(manifest, metadata))
 
     def note_abort(self, error: BaseException, storage_id: str, metadata: Mapping[str, Any] | None) -> None:
         """Print that a checkpoint was given up for something that ends a script without a traceback."""
@@ -473,14 +488,14 @@ class Commits:
         if last is None:
             self._say_what_is_saved()
             return
-        last.drop()
+        last.discard()
         try:
             limited = self._wait_for(last)
         except BaseException as e:
             last.stop(e)
-            last._over.wait(STOPPING)
+            last._finished.wait(STOP_TIMEOUT)
             raise
-        failure = last.taken_failure()
+        failure = last.take_error()
         if not last.done:
             failure = CheckpointError(f"checkpoint {last.storage_id} was not saved: its commit could not be stopped")
         if failure is not None and limited:
@@ -492,18 +507,18 @@ class Commits:
 
     def _wait_for(self, last: CheckpointHandle) -> bool:
         """Wait until a checkpoint is over, while there is time; return whether time is limited."""
-        begun, limited, announced = _clock.monotonic(), False, False
+        began, limited, announced = _clock.monotonic(), False, False
         while not last.done:
             until, now = self._deadline(), _clock.monotonic()
             limited = limited or until is not None
-            if until is not None and now < until and now - begun >= SOON and not announced:
+            if until is not None and now < until and now - began >= NOTICE_DELAY and not announced:
                 announced = True
                 self._say(f"waiting for checkpoint {last.storage_id} to be saved, for {until - now:.0f} s at most")
             if until is not None and now >= until:
                 last.stop(CheckpointError("the time that was left to save it is over"))
-                last._over.wait(STOPPING)
+                last._finished.wait(STOP_TIMEOUT)
                 break
-            last._over.wait(LOOK)
+            last._finished.wait(POLL_INTERVAL)
         if last.done and last._thread is not None:
             last._thread.join()
         return limited

@@ -16,22 +16,22 @@ from types import MappingProxyType
 from typing import Any
 
 from det_core._optional import require
-from det_core.core._checkpoint._block import block
-from det_core.core._checkpoint._commit import CheckpointHandle, Commits, IfBusy
-from det_core.core._checkpoint._events import CheckpointEvents
+from det_core.core._checkpoint._block import with_only
+from det_core.core._checkpoint._commit import CheckpointHandle, CheckpointWriter, IfBusy
+from det_core.core._checkpoint._events import CheckpointObserver
 from det_core.core._checkpoint._per_rank import load_own, to_bytes, with_values
-from det_core.core._checkpoint._reader import LANE, CheckpointReader, DownloadMode
+from det_core.core._checkpoint._reader import CHANNEL, CheckpointReader, DownloadMode
 from det_core.core._checkpoint._sharding import (
-    Offering,
-    agree,
-    check_steps,
+    Contribution,
+    abort_quietly,
     merge_metadata,
     plain_metadata,
-    remove,
-    write,
+    plan_shards,
+    require_steps_completed,
+    write_shards,
 )
 from det_core.core._checkpoint._snapshot import StateWriter
-from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, check_name
+from det_core.core._checkpoint._sources import ExtraFiles, FolderOrFolders, UploadSource, check_file_name
 from det_core.core._checkpoint._start import StartCheckpoint
 from det_core.core._checkpoint._start_search import StartSearch
 from det_core.core._distributed import DistributedContext
@@ -40,7 +40,7 @@ from det_core.errors import ContextClosed
 from det_core.storage import Owner, Progress, Selector, Staging, Store, copy_in
 
 log = logging.getLogger("det_core.checkpoint")
-UPLOAD_LANE = "upload"
+UPLOAD_CHANNEL = "upload"
 """Commits have a lane of their own: else their broadcasts were matched with those of the script."""
 
 
@@ -72,24 +72,24 @@ class CheckpointContext:
         *,
         run_id: str,
         restart: int,
-        events: CheckpointEvents,
+        observer: CheckpointObserver,
         start: StartCheckpoint | None = None,
-        elsewhere: Mapping[str, Store] = MappingProxyType({}),
+        other_stores: Mapping[str, Store] = MappingProxyType({}),
         scratch: Path | None = None,
         progress: Progress | None = None,
         deadline: Callable[[], float | None] = lambda: None,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        self._distributed, self._store, self._events = distributed, store, events
+        self._distributed, self._store, self._observer = distributed, store, observer
         self._start = start or StartCheckpoint()
         self._run_id, self._restart, self._progress, self._say = run_id, restart, progress, say
-        self._commits = Commits(
-            store, run_id=run_id, restart=restart, events=events, progress=progress, deadline=deadline, say=say,
+        self._writer = CheckpointWriter(
+            store, run_id=run_id, restart=restart, observer=observer, progress=progress, deadline=deadline, say=say,
             latest=self._start.peek, is_chief=distributed.rank == 0,
         )  # fmt: skip
         self._reader = CheckpointReader(
-            distributed, store, owner=self._owner, elsewhere=elsewhere, scratch=scratch, events=events,
-            before=self._commits.raise_failure, progress=progress,
+            distributed, store, owner=self._owner, other_stores=other_stores, scratch=scratch, observer=observer,
+            before=self._writer.raise_background_error, progress=progress,
         )  # fmt: skip
         self._start_search = StartSearch(distributed, store, self._reader, self._start, run_id=run_id, say=say)
         self._states = StateWriter(store.disk)
@@ -144,21 +144,21 @@ class CheckpointContext:
         """
         self._check()
         require("torch", extra="torch", purpose="checkpoint.save()")
-        check_name(name)
+        check_file_name(name)
         call = "save" if blocking else "save(blocking=False)"
         if per_rank is None:
-            extras = Extras(self._store.disk, files or {}, beside=name)
+            extras = ExtraFiles(self._store.disk, files or {}, beside=name)
             handle = self._begin(call, metadata, shard, if_busy)
             return self._write_state(handle, state, name, extras, blocking)
         if shard:
             raise ValueError("save(shard=True, per_rank=…): with shard=True each rank saves its values in its own file")
         ranks = self._writers(f"{call} with per_rank", shard=True)
-        with self._commits.turn(ranks, if_busy):
+        with self._writer.turn(ranks, if_busy):
             gathered = ranks.gather(lambda: to_bytes(per_rank))
 
             def write() -> str:
                 whole = with_values(state, gathered or [])
-                extras = Extras(self._store.disk, files or {}, beside=name)
+                extras = ExtraFiles(self._store.disk, files or {}, beside=name)
                 handle = self._open(RankGroup.alone(call), metadata, shard=False)
                 return self._write_state(handle, whole, name, extras, blocking)
 
@@ -191,7 +191,7 @@ class CheckpointContext:
             blocking: False: return as soon as the files may be changed again (they are cloned where the file system
                 can, else copied), and save them in the background. A failure is raised by the next call on
                 ``ctx.checkpoint``, or when the context is closed, which waits.
-            if_busy: what to do while an earlier checkpoint is still being saved: ``"wait"`` or ``"refuse"``.
+            if_busy: what to do while an earlier checkpoint is still being saved: ``"wait"`` or ``"raise"``.
 
         Returns:
             the checkpoint's storage_id.
@@ -200,7 +200,7 @@ class CheckpointContext:
             ValueError: the folder or the metadata cannot be used. Nothing was done.
             RuntimeError: called on a worker with ``shard=False``, or without any folder.
             CheckpointConflict: ranks have different files under one name, or different metadata.
-            CheckpointBusy: an earlier one is still being saved, and ``if_busy="refuse"``; or one was begun, and neither
+            CheckpointBusy: an earlier one is still being saved, and ``if_busy="raise"``; or one was begun, and neither
                 committed nor aborted.
             StorageError: the store refused.
             CheckpointError: an earlier one could not be saved in the background. Nothing else was done.
@@ -210,40 +210,40 @@ class CheckpointContext:
         self._check()
         group = self._writers("upload" if blocking else "upload(blocking=False)", shard)
         disk = self._store.disk
-        folder = Folder(disk, ckpt_dir, selector)
+        folder = UploadSource(disk, ckpt_dir, selector)
 
-        def offer() -> Offering:
+        def offer() -> Contribution:
             if ckpt_dir is None and not shard:
                 raise RuntimeError("upload(ckpt_dir=None) needs shard=True: there is nothing to upload")
             folder.check(self._store.root)
             return folder.offer(self._plain(metadata, shard))
 
-        with self._commits.turn(group, if_busy):
-            agreed = agree(group, offer)
+        with self._writer.turn(group, if_busy):
+            plan = plan_shards(group, offer)
             staging = self._stage(group, shard)
             if blocking:
                 try:
-                    finish = functools.partial(self._commits.finish, staging)
-                    write(
-                        group, disk, staging, agreed,
+                    finish = functools.partial(self._writer.publish, staging)
+                    write_shards(
+                        group, disk, staging, plan,
                         lambda listing: staging.put(listing, self._progress), finish,
                     )  # fmt: skip
                 except BaseException as e:
-                    self._commits.note_abort(e, staging.storage_id, metadata)
-                    remove(staging)
+                    self._writer.note_abort(e, staging.storage_id, metadata)
+                    abort_quietly(staging)
                     raise
                 return staging.storage_id
-            mine = agreed.listing.without(agreed.part.same)
+            mine = plan.listing.without(plan.part.same)
             handle = self._handle(group, staging, None if metadata is None else plain_metadata(metadata))
             try:
                 group.on_all(lambda: copy_in(disk, mine, os.fspath(handle.path)))
             except BaseException:
-                handle.drop(quietly=True)  # every rank does
+                handle.discard(quietly=True)  # every rank does
                 raise
         handle.commit(blocking=False)
         return handle.storage_id
 
-    @block("ctx.checkpoint.store_path(…) as (path, storage_id)")
+    @with_only("ctx.checkpoint.store_path(…) as (path, storage_id)")
     def store_path(
         self,
         metadata: Mapping[str, Any] | None = None,
@@ -307,8 +307,8 @@ class CheckpointContext:
             CheckpointError: If the last one could not be saved and no call has said so; the message says why.
         """
         self._check()
-        self._commits.check_process()
-        return self._commits.wait(timeout)
+        self._writer.check_process()
+        return self._writer.wait(timeout)
 
     # Getting back.
 
@@ -374,16 +374,16 @@ class CheckpointContext:
         """
         self._check()
         self._reader.download(storage_id, ckpt_dir, download_mode, selector)
-        self._events.given(storage_id)
+        self._observer.on_given(storage_id)
 
-    @block("ctx.checkpoint.restore_path(storage_id) as path")
+    @with_only("ctx.checkpoint.restore_path(storage_id) as path")
     def restore_path(
         self,
         storage_id: str,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
         selector: Selector | None = None,
-        only_listed: bool = False,
+        reject_unlisted: bool = False,
     ) -> Iterator[Path]:
         """A folder with the checkpoint's files, as ``with ctx.checkpoint.restore_path(storage_id) as path:``.
 
@@ -399,7 +399,7 @@ class CheckpointContext:
             download_mode: who calls, see :class:`DownloadMode`.
             selector: called with the paths of the checkpoint; says which files are needed, and so are there. On one
                 machine, what any rank selects is there for all.
-            only_listed: refuse a checkpoint in which somebody has put files that its manifest does not list, before
+            reject_unlisted: refuse a checkpoint in which somebody has put files that its manifest does not list, before
                 something looks for files by their names, as DeepSpeed does. Trainers ask for it.
 
         Raises:
@@ -412,17 +412,17 @@ class CheckpointContext:
                 "restore_path(storage_id=None): there is no checkpoint to start from. Use ctx.checkpoint.resume(), "
                 "which gives None in a new run"
             )
-        with self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed) as path:
-            self._events.given(storage_id)
+        with self._reader.restore_path(storage_id, download_mode, selector, reject_unlisted=reject_unlisted) as path:
+            self._observer.on_given(storage_id)
             yield path
 
-    @block("ctx.checkpoint.resume() as path")
+    @with_only("ctx.checkpoint.resume() as path")
     def resume(
         self,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
         selector: Selector | None = None,
-        only_listed: bool = False,
+        reject_unlisted: bool = False,
     ) -> Iterator[Path | None]:
         """The folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
 
@@ -445,13 +445,13 @@ class CheckpointContext:
         with ExitStack() as stack:
 
             def restore(storage_id: str) -> Path:
-                path = self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed)
+                path = self._reader.restore_path(storage_id, download_mode, selector, reject_unlisted=reject_unlisted)
                 return stack.enter_context(path)
 
             folder = self._start_search.first_intact(download_mode, restore)
             self._start.is_fixed = True
             if (storage_id := self._start.peek()) is not None:
-                self._events.given(storage_id)
+                self._observer.on_given(storage_id)
             yield folder
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
@@ -462,8 +462,8 @@ class CheckpointContext:
             CheckpointCorrupt: its metadata.json differs from the manifest.
         """
         self._check()
-        self._commits.raise_failure()
-        found = self._events.described(storage_id)
+        self._writer.raise_background_error()
+        found = self._observer.metadata_override(storage_id)
         return self._reader.metadata(storage_id) if found is None else found
 
     def is_start(self, storage_id: str | None) -> bool:
@@ -484,7 +484,7 @@ class CheckpointContext:
             CheckpointNotFound: there is no such checkpoint.
         """
         self._check()
-        self._commits.raise_failure()
+        self._writer.raise_background_error()
         run_id = self._reader.written_by(storage_id)
         if run_id is None or run_id == self._run_id:
             return run_id is not None
@@ -499,8 +499,8 @@ class CheckpointContext:
             StorageError: the store refused.
         """
         self._check()
-        self._commits.raise_failure()
-        self._events.deleted(storage_id, self._reader.delete(storage_id))
+        self._writer.raise_background_error()
+        self._observer.on_deleted(storage_id, self._reader.delete(storage_id))
 
     def close(self) -> None:
         """Remove what was begun and never committed, and wait for what is being saved. Idempotent.
@@ -512,25 +512,25 @@ class CheckpointContext:
         """
         if not self._closed:
             self._closed = True
-            self._commits.close()
+            self._writer.close()
 
     # How a checkpoint begins.
 
     def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool, if_busy: str) -> CheckpointHandle:
         group = self._writers(call, shard)
-        with self._commits.turn(group, if_busy):
+        with self._writer.turn(group, if_busy):
             return self._open(group, metadata, shard)
 
     def _open(self, group: RankGroup, metadata: Mapping[str, Any] | None, shard: bool) -> CheckpointHandle:
         given = group.gather(lambda: self._plain(metadata, shard))
-        group.on_chief(lambda: check_steps(merge_metadata(given or [])))
+        group.on_chief(lambda: require_steps_completed(merge_metadata(given or [])))
         return self._handle(group, self._stage(group, shard), metadata)
 
     def _writers(self, call: str, shard: bool) -> RankGroup:
-        self._commits.check_process()
+        self._writer.check_process()
         rank, size = self._distributed.rank, self._distributed.size
         if shard and size > 1:
-            return RankGroup(call, self._distributed.channel(LANE), rank=rank, index=rank, size=size)
+            return RankGroup(call, self._distributed.channel(CHANNEL), rank=rank, index=rank, size=size)
         if rank != 0:
             raise RuntimeError(
                 f"checkpoint.{call}(shard=False) was called on rank {rank}, but only the chief (rank 0) may: call it "
@@ -546,7 +546,7 @@ class CheckpointContext:
             import uuid  # loads what a script that saves nothing does not need
 
             made.append(self._store.begin(str(uuid.uuid4()), self._owner()))
-            self._events.begun(made[0].storage_id)
+            self._observer.on_begin(made[0].storage_id)
             return made[0].ticket
 
         ticket = group.on_chief(begin)
@@ -556,10 +556,10 @@ class CheckpointContext:
             return group.on_all(lambda: self._store.join(ticket, self._distributed.rank))
         except BaseException:
             if made:
-                remove(made[0])
+                abort_quietly(made[0])
             raise
 
-    def _write_state(self, handle: CheckpointHandle, state: Any, name: str, extras: Extras, blocking: bool) -> str:
+    def _write_state(self, handle: CheckpointHandle, state: Any, name: str, extras: ExtraFiles, blocking: bool) -> str:
         """Write a state and what lies beside it into a checkpoint that has begun, and commit that."""
         try:
             extras.write(handle.path)
@@ -573,17 +573,17 @@ class CheckpointContext:
         try:
             path = group.on_all(lambda: staging.path)
         except BaseException:
-            remove(staging)
+            abort_quietly(staging)
             raise
-        ending = group.on_channel(self._distributed.channel(UPLOAD_LANE)) if group.is_shared else group
-        return self._commits.opened(CheckpointHandle(self._commits, ending, staging, path, metadata))
+        ending = group.on_channel(self._distributed.channel(UPLOAD_CHANNEL)) if group.is_shared else group
+        return self._writer.track(CheckpointHandle(self._writer, ending, staging, path, metadata))
 
     def _plain(self, metadata: Mapping[str, Any] | None, shard: bool) -> dict[str, Any]:
         if metadata is None and shard:
             return {}
         plain = plain_metadata(metadata)
         if not shard:
-            check_steps(plain)
+            require_steps_completed(plain)
         return plain
 
     def _check(self) -> None:

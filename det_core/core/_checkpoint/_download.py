@@ -16,7 +16,7 @@ from det_core.storage import Disk, Manifest, Owner, Progress, Selector, StoredCh
 from det_core.storage._names import META_DIR
 
 log = logging.getLogger("det_core.checkpoint")
-TEMPORARY = ".det_core-tmp"
+STAGING_PREFIX = ".det_core-tmp"
 """How the folder begins, in or beside a download's target, that files are copied into first."""
 
 
@@ -40,24 +40,24 @@ def download(
             raise ValueError(f"ckpt_dir {folder} lies in the stored checkpoint itself ({stored})")
         if os.path.exists(target) and not os.path.isdir(target):
             raise ValueError(f"ckpt_dir {folder} is not a folder")
-        selected = vote(checkpoint.manifest, selector)
+        selected = selected_paths(checkpoint.manifest, selector)
         _check_target(target, checkpoint.manifest.resources if selected is None else selected)
         return target, selected
 
     votes = group.gather(look)
     task = group.on_chief(lambda: _tasks(checkpoint.manifest, votes or []))[group.index]
-    arrival = _Arrival(disk, task, os.path.realpath(folder), group.index)
+    installation = _Installation(disk, task, os.path.realpath(folder), group.index)
     if task.last:
-        _collect(disk, os.path.dirname(task.aside), os.path.dirname(arrival.target))
+        _collect(disk, os.path.dirname(task.staging), os.path.dirname(installation.target))
     try:
-        group.on_all(lambda: checkpoint.copy_to(Path(task.aside), task.files, task.directories, progress))
-        group.on_all(arrival.arrive)
+        group.on_all(lambda: checkpoint.copy_to(Path(task.staging), task.files, task.directories, progress))
+        group.on_all(installation.install)
     except BaseException:
-        arrival.undo()
+        installation.undo()
         raise
     finally:
         if task.last:
-            clear(disk, task.aside)
+            remove_quietly(disk, task.staging)
 
 
 class _Task(NamedTuple):
@@ -65,7 +65,7 @@ class _Task(NamedTuple):
 
     files: list[str]
     directories: list[str]
-    aside: str
+    staging: str
     """Where it copies to first."""
     merge: bool
     """The folder is there already, so each file moves by itself; else the folder as a whole is renamed."""
@@ -79,11 +79,11 @@ def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> 
     for folder in dict.fromkeys(folder for folder, _ in votes):
         ranks = [rank for rank, (other, _) in enumerate(votes) if other == folder]
         merge = os.path.isdir(folder)
-        aside = f"{TEMPORARY}-{uuid.uuid4().hex[:12]}.{Owner.current('download').tag}"
-        aside = f"{folder}/{aside}" if merge else f"{os.path.dirname(folder)}/{aside}"
-        wanted = union(votes[rank][1] for rank in ranks)
+        staging = f"{STAGING_PREFIX}-{uuid.uuid4().hex[:12]}.{Owner.current('download').tag}"
+        staging = f"{folder}/{staging}" if merge else f"{os.path.dirname(folder)}/{staging}"
+        wanted = merge_selections(votes[rank][1] for rank in ranks)
         every = manifest.resources if wanted is None else wanted
-        tasks |= {rank: _Task([], [], aside, merge, rank == ranks[0]) for rank in ranks}
+        tasks |= {rank: _Task([], [], staging, merge, rank == ranks[0]) for rank in ranks}
         tasks[ranks[0]].directories.extend(sorted(p for p in every if p.endswith("/")))
         for rank, paths in split_files({p: f.size for p, f in manifest.files.items() if p in every}, ranks).items():
             tasks[rank].files.extend(paths)
@@ -107,7 +107,7 @@ def _check_target(target: str, paths: Iterable[str]) -> None:
             raise ValueError(f"ckpt_dir: the folder {place} is in the way of a file: remove it, or name another folder")
 
 
-class _Arrival:
+class _Installation:
     """One rank's files, which get their names in the target, and what takes them back.
 
     Args:
@@ -119,22 +119,22 @@ class _Arrival:
 
     def __init__(self, disk: Disk, task: _Task, target: str, rank: int) -> None:
         self._disk, self._task, self.target = disk, task, target
-        self._kept = f"{task.aside}/{META_DIR}/{rank}"  # no file of a checkpoint has such a name
+        self._kept = f"{task.staging}/{META_DIR}/{rank}"  # no file of a checkpoint has such a name
         self._undo: list[Callable[[], None]] = []
 
-    def arrive(self) -> None:
+    def install(self) -> None:
         """Give what was copied its names."""
         disk, task, target = self._disk, self._task, self.target
         if not task.merge:
             if task.last:
-                disk.do("rename", target, os.rename, task.aside, target)
-                self._undo.append(lambda: disk.do("rename", target, os.rename, target, task.aside))
+                disk.do("rename", target, os.rename, task.staging, target)
+                self._undo.append(lambda: disk.do("rename", target, os.rename, target, task.staging))
             return
         disk.make_folders(self._kept)
         for name in sorted(parent_folders(task.files).union(task.directories)):
             self._make_folder(f"{target}/{name.rstrip('/')}")
         for number, path in enumerate(task.files):
-            self._move(f"{task.aside}/{path}", f"{target}/{path}", f"{self._kept}/{number}")
+            self._move(f"{task.staging}/{path}", f"{target}/{path}", f"{self._kept}/{number}")
 
     def undo(self) -> None:
         """Put everything to where it was; what cannot be is told in the log."""
@@ -176,13 +176,13 @@ def _collect(disk: Disk, *folders: str) -> None:
         except StorageError:  # the copy says what is wrong with it
             continue
         for entry in entries:
-            parsed = Owner.parse(entry.name) if entry.name.startswith(f"{TEMPORARY}-") else None
+            parsed = Owner.parse(entry.name) if entry.name.startswith(f"{STAGING_PREFIX}-") else None
             status = disk.status(entry.path) if parsed is not None else None
             if parsed is not None and status is not None and not parsed[1].is_valid(now - status.st_mtime):
-                clear(disk, entry.path)
+                remove_quietly(disk, entry.path)
 
 
-def clear(disk: Disk, folder: str) -> None:
+def remove_quietly(disk: Disk, folder: str) -> None:
     """Remove what is left aside; if that fails, what is under way matters more."""
     try:
         disk.remove_tree(folder)
@@ -193,12 +193,12 @@ def clear(disk: Disk, folder: str) -> None:
 # Which files ranks want, and how they share the work.
 
 
-def vote(manifest: Manifest, selector: Selector | None) -> set[str] | None:
+def selected_paths(manifest: Manifest, selector: Selector | None) -> set[str] | None:
     """The resources that a rank wants; None: all."""
     return None if selector is None else {path for path in manifest.resources if selector(path)}
 
 
-def union(votes: Iterable[set[str] | None]) -> set[str] | None:
+def merge_selections(votes: Iterable[set[str] | None]) -> set[str] | None:
     """What any rank wants; None: all."""
     wanted: set[str] = set()
     for one in votes:

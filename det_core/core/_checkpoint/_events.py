@@ -51,25 +51,25 @@ def record_of(manifest: Manifest, metadata: dict[str, Any]) -> CheckpointRecord:
     )
 
 
-class CheckpointEvents:
+class CheckpointObserver:
     """Who is told of checkpoints. This one tells nobody."""
 
-    def begun(self, storage_id: str) -> None:
+    def on_begin(self, storage_id: str) -> None:
         """Note that the script begins one, on the chief."""
 
-    def given(self, storage_id: str) -> None:
+    def on_given(self, storage_id: str) -> None:
         """Note that the script has been given the files of one."""
 
-    def committing(self, storage_id: str) -> None:
+    def on_committing(self, storage_id: str) -> None:
         """One is about to be complete. On the chief, in the thread that commits, as :meth:`committed`."""
 
-    def committed(self, checkpoint: CheckpointRecord) -> None:
+    def on_committed(self, checkpoint: CheckpointRecord) -> None:
         """One is complete; called before the call that wrote it returns, if that waits."""
 
-    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+    def on_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         """The script has deleted one, or a part of it. On any rank."""
 
-    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
+    def on_restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
         """One is being restored, for the first time in this process.
 
         Args:
@@ -78,14 +78,14 @@ class CheckpointEvents:
             written_by: the run that wrote it; None: it does not say.
         """
 
-    def found_damaged(self, storage_id: str) -> None:
+    def on_damaged(self, storage_id: str) -> None:
         """The checkpoint to start from is damaged, and no other can be taken any more. On any rank."""
 
-    def described(self, storage_id: str) -> dict[str, Any] | None:
+    def metadata_override(self, storage_id: str) -> dict[str, Any] | None:
         """What is known as its metadata beside what its store says; None: nothing."""
 
 
-class RunEvents(CheckpointEvents):
+class RunObserver(CheckpointObserver):
     """Journals what happens to the checkpoints of a run, tells its backend, and lets older ones go.
 
     Restoring one that this run has written rolls the run back to its step; restoring another run's is a start, and
@@ -113,23 +113,23 @@ class RunEvents(CheckpointEvents):
         if policy is not None:
             from det_core.core._checkpoint._retention import Retention
 
-            self._retention = Retention(policy, run.store, run.run_id, folder=run.path, deleted=self._let_go)
+            self._retention = Retention(policy, run.store, run.run_id, folder=run.path, deleted=self._on_retired)
 
-    def begun(self, storage_id: str) -> None:
+    def on_begin(self, storage_id: str) -> None:
         """Note what has been reported by now."""
         self._checks.on_begun(storage_id)
 
-    def given(self, storage_id: str) -> None:
+    def on_given(self, storage_id: str) -> None:
         """Say that the script has resumed."""
         self._checks.on_given(storage_id)
 
-    def committing(self, storage_id: str) -> None:
+    def on_committing(self, storage_id: str) -> None:
         """If this process dies before it has said more, somebody is to look for it; and what was reported is kept."""
         body = {"storage_id": storage_id, "reported": self._checks.reported(storage_id)}
         self._run.journal.record("checkpoint_commit", body)
         self._run.journal.flush()
 
-    def committed(self, checkpoint: CheckpointRecord) -> None:
+    def on_committed(self, checkpoint: CheckpointRecord) -> None:
         """Register it; then event files may follow, and older ones go."""
         self.last_commit = (checkpoint["steps_completed"], _clock.monotonic())
         self._checks.on_committed(checkpoint["storage_id"], checkpoint["steps_completed"])
@@ -142,29 +142,29 @@ class RunEvents(CheckpointEvents):
         if self._retention is not None:
             self._retention.apply(checkpoint)
 
-    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+    def on_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         """Journal and tell what is left."""
         self._run.journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
         self._run.backend.checkpoint_deleted(storage_id, remaining)
 
-    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
+    def on_restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
         """Journal it."""
         rolls_back = steps_completed if written_by == self._run.run_id else None
         body = {"storage_id": storage_id, "run_id": written_by, "steps_completed": rolls_back}
         self._run.journal.record("restore", body)
 
-    def found_damaged(self, storage_id: str) -> None:
+    def on_damaged(self, storage_id: str) -> None:
         """Journal it, for the next start of a bare run, which has another journal under a master."""
         if not self._run.managed:
             self._run.journal.record("checkpoint_damaged", {"storage_id": storage_id})
 
-    def described(self, storage_id: str) -> dict[str, Any] | None:
+    def metadata_override(self, storage_id: str) -> dict[str, Any] | None:
         """Ask the backend."""
         return self._run.backend.checkpoint_metadata(storage_id)
 
-    def _let_go(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+    def _on_retired(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         """Retention has deleted one; that nobody can be told is no reason to stop training."""
         try:
-            self.deleted(storage_id, remaining)
+            self.on_deleted(storage_id, remaining)
         except MasterError as e:
             logger.warning("the master was not told that checkpoint %s is deleted: %s", storage_id, e)

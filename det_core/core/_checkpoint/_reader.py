@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from det_core.core._checkpoint._download import clear, download, union, vote
-from det_core.core._checkpoint._events import CheckpointEvents
+from det_core.core._checkpoint._download import download, merge_selections, remove_quietly, selected_paths
+from det_core.core._checkpoint._events import CheckpointObserver
 from det_core.core._distributed import DistributedContext
 from det_core.core._rank_group import RankGroup
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
@@ -32,7 +32,7 @@ from det_core.storage import (
 from det_core.storage._names import META_DIR, STAGING_DIR
 
 log = logging.getLogger("det_core.checkpoint")
-LANE = "checkpoint"
+CHANNEL = "checkpoint"
 
 
 class DownloadMode(enum.Enum):
@@ -64,15 +64,15 @@ class CheckpointReader:
         store: Store,
         *,
         owner: Callable[[], Owner],
-        elsewhere: Mapping[str, Store],
+        other_stores: Mapping[str, Store],
         scratch: Path | None,
-        events: CheckpointEvents,
+        observer: CheckpointObserver,
         before: Callable[[], None],
         progress: Progress | None,
     ) -> None:
-        self._distributed, self._store, self._owner, self._elsewhere = distributed, store, owner, elsewhere
+        self._distributed, self._store, self._owner, self._other_stores = distributed, store, owner, other_stores
         self._scratch = None if scratch is None else DirectoryStore(scratch, disk=store.disk)
-        self._events, self._before, self._progress = events, before, progress
+        self._observer, self._before, self._progress = observer, before, progress
         self._verified: dict[tuple[str, DownloadMode], set[str]] = {}
         self._restores: set[str] = set()
         self._uses = itertools.count()
@@ -83,10 +83,10 @@ class CheckpointReader:
         """Copy a checkpoint into a folder."""
         group = self._readers("download", mode, local=True)
         folder = os.path.abspath(os.fspath(ckpt_dir))
-        checkpoint = open_together(group, self._store_of(storage_id), storage_id, self._before)
+        checkpoint = open_on_all(group, self._store_of(storage_id), storage_id, self._before)
         with ExitStack() as stack:
             if group.is_chief:  # one mark for all that read together
-                stack.enter_context(self._hold(storage_id))
+                stack.enter_context(self._read_lease(storage_id))
             download(group, self._store.disk, checkpoint, folder, selector, self._progress)
 
     def check(self, storage_id: str, *, digests: bool = False) -> None:
@@ -124,11 +124,11 @@ class CheckpointReader:
         """Record that this process goes on from a checkpoint, once."""
         if storage_id not in self._restores:
             self._restores.add(storage_id)
-            self._events.restored(storage_id, steps, written_by)
+            self._observer.on_restored(storage_id, steps, written_by)
 
     def note_damage(self, storage_id: str) -> None:
         """Record that the checkpoint to start from is damaged, for the next start."""
-        self._events.found_damaged(storage_id)
+        self._observer.on_damaged(storage_id)
 
     def steps_completed(self, storage_id: str) -> int | None:
         """Return the steps of a checkpoint; None if it does not say."""
@@ -144,21 +144,21 @@ class CheckpointReader:
 
     @contextmanager
     def restore_path(
-        self, storage_id: str, mode: DownloadMode, selector: Selector | None, *, only_listed: bool
+        self, storage_id: str, mode: DownloadMode, selector: Selector | None, *, reject_unlisted: bool
     ) -> Iterator[Path]:
         """A folder with the checkpoint's files, compared with the manifest."""
         group = self._readers("restore_path", mode, local=False)
-        checkpoint = open_together(group, self._store_of(storage_id), storage_id, self._before)
+        checkpoint = open_on_all(group, self._store_of(storage_id), storage_id, self._before)
         with ExitStack() as stack:
             if checkpoint.path is None:
                 path = stack.enter_context(self._fetched(group, checkpoint, mode, selector))
             else:
                 path = checkpoint.path
-                group.on_all(lambda: stack.enter_context(self._hold(storage_id)))
+                group.on_all(lambda: stack.enter_context(self._read_lease(storage_id)))
                 known = self._verified.setdefault((storage_id, mode), set())
                 known |= verify(group, checkpoint, selector, known, self._progress)
-                if only_listed:
-                    group.on_chief(lambda: refuse_unlisted(self._store.disk, checkpoint))
+                if reject_unlisted:
+                    group.on_chief(lambda: check_unlisted(self._store.disk, checkpoint))
                 stack.enter_context(checkpoint.check_unchanged())
             header = checkpoint.manifest.header
             if header is None:
@@ -182,7 +182,7 @@ class CheckpointReader:
             def fetch() -> Path | BaseException:
                 own = stack.enter_context(self._temporary(checkpoint.storage_id))
                 try:
-                    with self._hold(checkpoint.storage_id) if machine.is_chief else nullcontext():
+                    with self._read_lease(checkpoint.storage_id) if machine.is_chief else nullcontext():
                         self._fetch(machine, checkpoint, own, selector)
                 except BaseException as e:
                     if machine.is_chief:
@@ -198,10 +198,10 @@ class CheckpointReader:
     def _fetch(self, machine: RankGroup, checkpoint: StoredCheckpoint, own: Path, selector: Selector | None) -> None:
         """Fetch this rank's share of what any rank of the machine selects, then link the others' shares."""
         manifest, disk = checkpoint.manifest, self._store.disk
-        votes = machine.gather(lambda: (os.fspath(own), vote(manifest, selector)))
+        votes = machine.gather(lambda: (os.fspath(own), selected_paths(manifest, selector)))
 
         def plan() -> tuple[list[str], list[tuple[str, list[str]]]]:
-            wanted = union(chosen for _, chosen in votes or [])
+            wanted = merge_selections(chosen for _, chosen in votes or [])
             every = set(manifest.resources) if wanted is None else wanted
             sizes = {path: file.size for path, file in manifest.files.items() if path in every}
             shares = split_files(sizes, range(machine.size))
@@ -240,7 +240,7 @@ class CheckpointReader:
             self._scratch.disk.make_folders(path)
             yield Path(path)
         finally:
-            clear(self._scratch.disk, base)
+            remove_quietly(self._scratch.disk, base)
 
     def metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint."""
@@ -259,9 +259,9 @@ class CheckpointReader:
         return remaining
 
     def _store_of(self, storage_id: str) -> Store:
-        return self._elsewhere.get(storage_id, self._store)
+        return self._other_stores.get(storage_id, self._store)
 
-    def _hold(self, storage_id: str) -> AbstractContextManager[None]:
+    def _read_lease(self, storage_id: str) -> AbstractContextManager[None]:
         """Keep others from deleting a checkpoint that is being read."""
         return self._store_of(storage_id).read_lease(storage_id, self._owner())
 
@@ -272,9 +272,9 @@ class CheckpointReader:
         if mode is DownloadMode.NoSharedDownload:
             return RankGroup.alone(call, ranks.rank)
         if local:
-            lane, index, size = ranks.local_channel(LANE), ranks.local_rank, ranks.local_size
+            lane, index, size = ranks.local_channel(CHANNEL), ranks.local_rank, ranks.local_size
         else:
-            lane, index, size = ranks.channel(LANE), ranks.rank, ranks.size
+            lane, index, size = ranks.channel(CHANNEL), ranks.rank, ranks.size
         return RankGroup(call, lane, rank=ranks.rank, index=index, size=size)
 
 
@@ -286,7 +286,7 @@ def _seen(store: Store, storage_id: str, manifest: Manifest) -> StoredCheckpoint
         return None
 
 
-def open_together(
+def open_on_all(
     group: RankGroup, store: Store, storage_id: str, before: Callable[[], None] | None = None
 ) -> StoredCheckpoint:
     """Look a checkpoint up on the chief of ``together``; the others take its manifest from there.
@@ -336,8 +336,8 @@ def verify(
         CheckpointCorrupt: on every rank, if any finds a file that differs.
     """
     manifest = checkpoint.manifest
-    votes = group.gather(lambda: vote(manifest, selector))
-    wanted = group.on_chief(lambda: union(votes or []))
+    votes = group.gather(lambda: selected_paths(manifest, selector))
+    wanted = group.on_chief(lambda: merge_selections(votes or []))
     files = set(manifest.files) if wanted is None else wanted.intersection(manifest.files)
 
     def check() -> None:
@@ -348,7 +348,7 @@ def verify(
     return files
 
 
-def refuse_unlisted(disk: Disk, checkpoint: StoredCheckpoint) -> None:
+def check_unlisted(disk: Disk, checkpoint: StoredCheckpoint) -> None:
     """Refuse a stored folder with files that its manifest does not list, but for what python leaves beside modules.
 
     Raises:

@@ -27,8 +27,8 @@ from det_core.storage import (
 )
 
 log = logging.getLogger("det_core.checkpoint")
-GROUP = "validation"
-FAILURES = 3
+VALIDATION_GROUP = "validation"
+MAX_CONSECUTIVE_FAILURES = 3
 """Deletes that may fail one after the other before the rest waits for the next time: the store is in trouble."""
 UNVALIDATED_ALLOWED = 2
 """Checkpoints that may wait for a first validation before a policy that goes by a metric is doubted."""
@@ -104,7 +104,7 @@ class Retention:
             self._warn(f"older checkpoints of run {self._run_id} were not looked through, and stay for now: {e}")
             return []
 
-    def judge(self) -> list[RetentionDecision]:
+    def evaluate_all(self) -> list[RetentionDecision]:
         """What is to become of each checkpoint of the run, oldest first. Deletes nothing.
 
         Raises:
@@ -131,7 +131,7 @@ class Retention:
         problems: list[str] = []
         in_a_row = 0
         for c in sorted(still, key=lambda c: c.storage_id in self._failed):  # stable: what failed before comes last
-            if in_a_row == FAILURES:
+            if in_a_row == MAX_CONSECUTIVE_FAILURES:
                 break
             try:
                 if c.storage_id in self._store.in_use():
@@ -232,7 +232,7 @@ class Retention:
             self._validations.refresh()
         return [
             Candidate(
-                h.storage_id, h.steps_completed, seconds(h), h.restart, h.ordinal, self._numbers(h, names), h.run_id
+                h.storage_id, h.steps_completed, commit_time(h), h.restart, h.ordinal, self._numbers(h, names), h.run_id
             )
             for h in headers
         ]
@@ -241,8 +241,8 @@ class Retention:
         reported = self._validations.of(header) if names and self._validations is not None else {}
         numbers = {}
         for name in names:
-            value = number_in(reported, name)
-            value = number_in(self._metadata_of(header), name) if value is None else value
+            value = find_number(reported, name)
+            value = find_number(self._metadata_of(header), name) if value is None else value
             if value is not None:
                 numbers[name] = value
         return numbers
@@ -308,7 +308,7 @@ class Validations:
             while lines := cursor.read():
                 cursor.advance(lines)
                 for line in lines:
-                    if line.record["kind"] == "restore" or line.record.get("group") == GROUP:
+                    if line.record["kind"] == "restore" or line.record.get("group") == VALIDATION_GROUP:
                         self._take(cursor.restart, cursor.rank, line.decoded())
 
     def _take(self, restart: int, rank: int, record: Mapping[str, Any]) -> None:
@@ -337,7 +337,7 @@ class Validations:
         return metrics
 
 
-def number_in(metrics: Mapping[str, Any], name: str) -> float | None:
+def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
     """The number called ``name``, where ``a.b`` may also be ``b`` within ``a``; None if there is none."""
     for path in _paths(name):
         value: Any = metrics
@@ -364,7 +364,7 @@ def _paths(name: str) -> Iterable[list[str]]:
             yield from ([name[:i], *rest] for rest in _paths(name[i + 1 :]))
 
 
-def seconds(header: Header) -> float:
+def commit_time(header: Header) -> float:
     """When a checkpoint was committed, in seconds since the epoch; infinite where that cannot be read."""
     try:
         return _clock.parse_time(header.time)

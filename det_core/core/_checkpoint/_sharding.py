@@ -15,13 +15,13 @@ from det_core.storage import Disk, FileEntry, Listing, Staging, digests
 
 log = logging.getLogger("det_core.checkpoint")
 T = TypeVar("T")
-HOW = 'pass metadata={"steps_completed": N, ...}, N being the batches (or what else you count) trained so far'
+STEPS_HINT = 'pass metadata={"steps_completed": N, ...}, N being the batches (or what else you count) trained so far'
 MAX_DEPTH = 200
 """Dictionaries and lists in one another, in metadata: the journal's JSON ends at 254, with its own around them."""
 _SIMPLE = {str, int, float, bool, type(None)}
 
 
-class Offering(NamedTuple):
+class Contribution(NamedTuple):
     """What one rank has."""
 
     listing: Listing
@@ -32,7 +32,7 @@ class Offering(NamedTuple):
     """False: this rank has nothing to bring, as it said."""
 
 
-class Part(NamedTuple):
+class Skipped(NamedTuple):
     """Which of its files a rank does not bring, as a lower rank does."""
 
     same: frozenset[str] = frozenset()
@@ -42,17 +42,17 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Agreement:
+class ShardPlan:
     """What the ranks agreed on; the last two are known to the chief alone."""
 
     listing: Listing
     """What this rank has."""
-    part: Part
+    part: Skipped
     metadata: dict[str, Any]
     directories: list[str]
 
 
-def agree(group: RankGroup, offer: Callable[[], Offering]) -> Agreement:
+def plan_shards(group: RankGroup, offer: Callable[[], Contribution]) -> ShardPlan:
     """Let the lowest rank bring each file, and see that metadata, sizes and kinds of names do not differ.
 
     Raises:
@@ -67,25 +67,25 @@ def agree(group: RankGroup, offer: Callable[[], Offering]) -> Agreement:
         return {p: s.size for p, s in listing.files.items()}, listing.directories, metadata, folder, given
 
     found = group.gather(summary) or []
-    agreed = Agreement(mine[0] if mine else Listing(), Part(), {}, [])
+    plan = ShardPlan(mine[0] if mine else Listing(), Skipped(), {}, [])
 
-    def decide() -> list[Part]:
+    def decide() -> list[Skipped]:
         if not any(given for *_, given in found):
             raise RuntimeError("upload(): every rank gave ckpt_dir=None: at least one must have a folder")
-        agreed.metadata = merge_metadata([metadata for _, _, metadata, _, _ in found])
-        check_steps(agreed.metadata)
-        agreed.directories = sorted({d for _, directories, _, _, _ in found for d in directories})
+        plan.metadata = merge_metadata([metadata for _, _, metadata, _, _ in found])
+        require_steps_completed(plan.metadata)
+        plan.directories = sorted({d for _, directories, _, _, _ in found for d in directories})
         return _parts([(sizes, directories, folder) for sizes, directories, _, folder, _ in found])
 
-    agreed.part = group.on_chief(decide)[group.index]
-    return agreed
+    plan.part = group.on_chief(decide)[group.index]
+    return plan
 
 
-def write(
+def write_shards(
     group: RankGroup,
     disk: Disk,
     staging: Staging,
-    agreed: Agreement,
+    plan: ShardPlan,
     bring: Callable[[Listing], dict[str, FileEntry]],
     finish: Callable[[dict[str, FileEntry], list[str], dict[str, Any]], None],
 ) -> None:
@@ -107,8 +107,8 @@ def write(
     """
 
     def work() -> tuple[dict[str, FileEntry], dict[str, tuple[str, ...]]]:
-        known = digests(disk, agreed.listing, agreed.part.others)
-        return bring(agreed.listing.without(agreed.part.same | agreed.part.others)), known
+        known = digests(disk, plan.listing, plan.part.others)
+        return bring(plan.listing.without(plan.part.same | plan.part.others)), known
 
     group.on_chief(staging.start)
     brought = group.gather(work) or []
@@ -122,15 +122,15 @@ def write(
                 ranks[path].append(rank)
                 if digest != files[path].digests:
                     differing.add(path)
-        _refuse({path: _named(ranks[path]) for path in differing})
-        finish(files, agreed.directories, agreed.metadata)
+        _raise_conflicts({path: _named(ranks[path]) for path in differing})
+        finish(files, plan.directories, plan.metadata)
 
     group.on_chief(end)
     if not group.is_chief:
-        remove(staging)  # what is left of it on this machine
+        abort_quietly(staging)  # what is left of it on this machine
 
 
-def remove(staging: Staging) -> None:
+def abort_quietly(staging: Staging) -> None:
     """Abort a staging when there is something that matters more than an error in it."""
     try:
         staging.abort()
@@ -138,7 +138,7 @@ def remove(staging: Staging) -> None:
         log.warning("what was written of checkpoint %s could not be removed: %s", staging.storage_id, e)
 
 
-def _parts(found: Sequence[tuple[Mapping[str, int], Sequence[str], Hashable]]) -> list[Part]:
+def _parts(found: Sequence[tuple[Mapping[str, int], Sequence[str], Hashable]]) -> list[Skipped]:
     """By rank what it does not bring, from sizes, folders and the identity of its source; raises CheckpointConflict."""
     ranks: dict[str, list[int]] = {}
     folders: dict[str, list[int]] = {}
@@ -159,11 +159,11 @@ def _parts(found: Sequence[tuple[Mapping[str, int], Sequence[str], Hashable]]) -
         for rank in having[1:]:
             is_same = first_folder is not None and found[rank][2] == first_folder
             (same if is_same else others)[rank].add(path)
-    _refuse(conflicts)
-    return [Part(frozenset(a), frozenset(b)) for a, b in zip(same, others, strict=True)]
+    _raise_conflicts(conflicts)
+    return [Skipped(frozenset(a), frozenset(b)) for a, b in zip(same, others, strict=True)]
 
 
-def _refuse(conflicts: Mapping[str, str]) -> None:
+def _raise_conflicts(conflicts: Mapping[str, str]) -> None:
     if conflicts:
         found = "; ".join(f"{path} ({ranks})" for path, ranks in sorted(conflicts.items()))
         raise CheckpointConflict(f"refusing to store a checkpoint with file conflicts: ranks disagree on {found}")
@@ -189,19 +189,19 @@ def plain_metadata(metadata: object) -> dict[str, Any]:
     ):
         return metadata.copy()
     if not isinstance(metadata, Mapping):
-        raise ValueError(f"metadata must be a dictionary, not {type(metadata).__name__}: {HOW}")
+        raise ValueError(f"metadata must be a dictionary, not {type(metadata).__name__}: {STEPS_HINT}")
     copy: dict[str, Any] = _json.copy_json(metadata, _to_plain, key=_check_key)
     return copy
 
 
-def check_steps(metadata: Mapping[str, Any]) -> int:
+def require_steps_completed(metadata: Mapping[str, Any]) -> int:
     """Return ``metadata["steps_completed"]``.
 
     Raises:
         ValueError: it is missing, or is no integer of at least 0.
     """
     if "steps_completed" not in metadata:
-        raise ValueError(f"metadata has no 'steps_completed': {HOW}")
+        raise ValueError(f"metadata has no 'steps_completed': {STEPS_HINT}")
     steps = metadata["steps_completed"]
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"metadata['steps_completed'] is {steps!r}: it must be an integer of at least 0")

@@ -24,7 +24,7 @@ class StateWriter:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._snapshots = Snapshots()
+        self._buffer = SnapshotBuffer()
         self._has_checked = False
         self._has_warned_of_copy = False
 
@@ -36,7 +36,7 @@ class StateWriter:
         self._warn_if_unreadable(state)
         if not blocking:
             try:
-                copied = self._snapshots.take(state)
+                copied = self._buffer.copy_state(state)
                 return lambda tick: write_state(self._disk, path, copied, tick)
             except Exception as e:  # of torch's, of a class of the user's, or of memory
                 self._warn_of_copy(e)
@@ -69,7 +69,7 @@ class StateWriter:
             )  # fmt: skip
 
 
-class Snapshots:
+class SnapshotBuffer:
     """Copies one state after the other into CPU memory that is kept from one to the next.
 
     Memory that is new costs more than the copy, as the kernel clears each page of it. So a snapshot holds until the
@@ -81,7 +81,7 @@ class Snapshots:
         self._made: dict[Any, Any] = {}
         """The tensors on it, to be used again: making one takes longer than a small copy."""
 
-    def take(self, state: Any) -> Any:
+    def copy_state(self, state: Any) -> Any:
         """A deep copy of a state, with its dense tensors on the CPU; what is changed afterwards does not reach it.
 
         Tensors that share a storage share its copy: a ``state_dict()`` makes new tensors of tied weights, and their

@@ -8,14 +8,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_core.core._checkpoint._sharding import Offering
+from det_core.core._checkpoint._sharding import Contribution
 from det_core.storage import Disk, Listing, Selector, SourceFile, copy_in, host_id, parent_folders, scan
 from det_core.storage._names import META_DIR, METADATA_FILE, is_relative_path
 
 FolderOrFolders = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 
 
-class Folder:
+class UploadSource:
     """A rank's folder, its folders by name, or that it has none.
 
     Args:
@@ -34,7 +34,7 @@ class Folder:
         self._given = ckpt_dir is not None
         self._selector = selector
         for name in self._paths if isinstance(ckpt_dir, Mapping) else ():
-            check_name(name)
+            check_file_name(name)
             if "/" in name:
                 raise ValueError(f"ckpt_dir has a folder named {name!r}: expected a name without a slash")
 
@@ -58,21 +58,21 @@ class Folder:
             if self._selector is None and os.path.realpath(root).startswith(path.rstrip("/") + "/"):
                 raise ValueError(f"ckpt_dir {path} holds the checkpoint store {root}: save into another folder")
 
-    def offer(self, metadata: dict[str, Any]) -> Offering:
+    def offer(self, metadata: dict[str, Any]) -> Contribution:
         """What is wanted of it, with this rank's metadata."""
         if not self._given:
-            return Offering(Listing(), metadata, given=False)
+            return Contribution(Listing(), metadata, given=False)
         if "" in self._paths:
-            return Offering(scan(self._disk, self._paths[""], self._selector), metadata, _identity(self._paths[""]))
+            return Contribution(scan(self._disk, self._paths[""], self._selector), metadata, _identity(self._paths[""]))
         whole = Listing()
         for name, path in self._paths.items():
-            found = _below(name, self._disk, path, self._selector)
+            found = _scan_under(name, self._disk, path, self._selector)
             whole = Listing(whole.files | found.files, whole.directories + found.directories)
         same = tuple((name, _identity(path)) for name, path in self._paths.items())
-        return Offering(whole, metadata, same)
+        return Contribution(whole, metadata, same)
 
 
-class Extras:
+class ExtraFiles:
     """Files beside a state, by their paths in the checkpoint: bytes, or a file or folder to copy.
 
     Args:
@@ -90,7 +90,7 @@ class Extras:
         self._contents: dict[str, bytes] = {}
         self._copies: list[Listing] = []
         for name, content in files.items():
-            check_name(name)
+            check_file_name(name)
             if name == beside:
                 raise ValueError(f"files[{name!r}] has the name of the state's own file")
             if isinstance(content, bytes | bytearray | memoryview):
@@ -120,7 +120,7 @@ class Extras:
     def _listing(self, name: str, path: os.PathLike[str]) -> Listing:
         source = os.path.abspath(path)
         if os.path.isdir(source):
-            return _below(name, self._disk, source, None)
+            return _scan_under(name, self._disk, source, None)
         if not os.path.exists(source):
             raise ValueError(f"files[{name!r}]: {os.fspath(path)} does not exist")
         return Listing({name: SourceFile(source, self._disk.do("look at", source, os.path.getsize, source))})
@@ -136,7 +136,7 @@ def _refuse_conflicts(files: Sequence[str], copies: Sequence[Listing]) -> None:
             raise ValueError(f"name= and files= give {what} the path {path!r}: rename one of them")
 
 
-def check_name(name: str) -> None:
+def check_file_name(name: str) -> None:
     """Raise ValueError unless a file of a checkpoint can have this name."""
     if not isinstance(name, str) or not is_relative_path(name) or name.split("/", 1)[0] in (META_DIR, METADATA_FILE):
         raise ValueError(f"name={name!r}: expected the name of a file in the checkpoint, such as 'state.pt'")
@@ -148,7 +148,7 @@ def _identity(folder: str) -> Hashable:
     return host_id(), found.st_dev, found.st_ino
 
 
-def _below(name: str, disk: Disk, path: str, selector: Selector | None) -> Listing:
+def _scan_under(name: str, disk: Disk, path: str, selector: Selector | None) -> Listing:
     """What lies in a folder, as it is called in the checkpoint that has it under ``name``."""
     wanted = None if selector is None else lambda inner: selector(f"{name}/{inner}")
     found = scan(disk, path, wanted, exclude=(META_DIR,))

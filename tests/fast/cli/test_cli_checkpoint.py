@@ -355,14 +355,14 @@ def test_gc_beside_a_training_that_saves_deletes_and_counts_what_was_judged(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
 ) -> None:
     run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30])
-    really = client.Checkpoints.judge
+    really = client.Checkpoints.preview_gc
 
     def judge_and_save(self: client.Checkpoints, policy: RetentionPolicy) -> list[RetentionDecision]:
         verdicts = really(self, policy)
         put(store, f"later-{len(store.list())}", 40, tmp_path, run_id=run_id, ordinal=len(store.list()) + 1)
         return verdicts
 
-    monkeypatch.setattr(client.Checkpoints, "judge", judge_and_save)
+    monkeypatch.setattr(client.Checkpoints, "preview_gc", judge_and_save)
     assert main(["checkpoint", "gc", "--keep-latest", "1", *(["--json"] if as_json else [])]) == 0
     said = capsys.readouterr().out
     if as_json:

@@ -220,7 +220,7 @@ def test_gc_judges_each_run_by_itself(home: Path, tmp_path: Path, caplog: pytest
     runs = [run_with_checkpoints(home, tmp_path, [10, 20, 30], storage=shared, losses=[1, 0.5, 2])[0] for _ in "ab"]
     policy = core.KeepLatest(1) | core.KeepBest(1, "loss")
     every = client.checkpoints(storage=shared)
-    verdicts = every.judge(policy)
+    verdicts = every.preview_gc(policy)
     assert [(v.candidate.run_id, v.candidate.steps_completed) for v in verdicts if not v.reasons] == [
         (run_id, 10) for run_id in sorted(runs)
     ]

@@ -146,7 +146,7 @@ class TestUpload:
                 context.upload(tmp_path / "nothing", STEPS, blocking=False)
             with pytest.raises(ValueError, match="steps_completed"):
                 context.upload(source, {}, blocking=False)
-            with pytest.raises(ValueError, match=r"if_busy='later': expected 'wait' or 'refuse'"):
+            with pytest.raises(ValueError, match=r"if_busy='later': expected 'wait' or 'raise'"):
                 context.upload(source, STEPS, blocking=False, if_busy="later")  # type: ignore[arg-type]
             (source / "out").symlink_to("/etc/hostname")
             with pytest.raises(ValueError, match="outside the directory"):
@@ -217,18 +217,18 @@ class TestBusy:
             first = context.upload(source, STEPS, blocking=False)
             with pytest.raises(CheckpointBusy, match=first):
                 if call == "begin":
-                    context.begin(STEPS, if_busy="refuse")
+                    context.begin(STEPS, if_busy="raise")
                 elif call == "store_path":
-                    with context.store_path(STEPS, if_busy="refuse"):
+                    with context.store_path(STEPS, if_busy="raise"):
                         pass
                 else:
-                    context.upload(source, STEPS, blocking=call == "blocking", if_busy="refuse")
+                    context.upload(source, STEPS, blocking=call == "blocking", if_busy="raise")
             gate.opened_up.set()
             until(lambda: first in listed(tmp_path / "store") and not threads())
-            second = context.upload(source, STEPS, if_busy="refuse")
+            second = context.upload(source, STEPS, if_busy="raise")
         assert set(listed(tmp_path / "store")) == {first, second}
 
-    @pytest.mark.parametrize("if_busy", ["wait", "refuse"])
+    @pytest.mark.parametrize("if_busy", ["wait", "raise"])
     def test_one_is_open_at_a_time(self, if_busy: Any, tmp_path: Path) -> None:
         with context_on(tmp_path) as (context, _):
             first = context.begin(STEPS)
@@ -328,7 +328,7 @@ class TestClosing:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: float
     ) -> None:
         """That it waits is said only of a save that takes long."""
-        monkeypatch.setattr("det_core.core._checkpoint._commit.SOON", soon)
+        monkeypatch.setattr("det_core.core._checkpoint._commit.NOTICE_DELAY", soon)
         with context_on(tmp_path, gate := Gate(), deadline=lambda: 1e9) as (context, recorder):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             once_it_waits(gate.opened_up.set)
@@ -369,7 +369,7 @@ class TestClosing:
     def test_a_disk_that_hangs_does_not_hold_a_preempted_process(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("det_core.core._checkpoint._commit.STOPPING", 0.2)
+        monkeypatch.setattr("det_core.core._checkpoint._commit.STOP_TIMEOUT", 0.2)
         with context_on(tmp_path, gate := Gate(), deadline=lambda: 0.0) as (context, _):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             assert gate.reached.wait()

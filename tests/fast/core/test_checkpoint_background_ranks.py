@@ -272,11 +272,11 @@ def test_it_is_refused_on_all_ranks_or_on_none(job: Job) -> None:
 
     def work(context: CheckpointContext, rank: int) -> str:
         if rank == 0:
-            context._events.committed = lambda record: slow.wait()  # type: ignore[assignment,method-assign,return-value]
+            context._observer.on_committed = lambda record: slow.wait()  # type: ignore[assignment,method-assign,return-value]
         with context.store_path(STEPS, shard=True, blocking=False) as (path, storage_id):
             (path / str(rank)).write_text("x")
         with pytest.raises(CheckpointBusy, match=storage_id):
-            context.begin(STEPS, shard=True, if_busy="refuse" if rank == 1 else "wait")
+            context.begin(STEPS, shard=True, if_busy="raise" if rank == 1 else "wait")
         slow.set()
         context.begin(STEPS, shard=True).abort()
         return storage_id

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from det_core import _clock, client, core
-from det_core.core._checkpoint._retention import Retention, number_in
+from det_core.core._checkpoint._retention import Retention, find_number
 from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Header, Owner, RetentionPolicy
 from support.checkpoints import listed, nothing_is_left_over
@@ -54,7 +54,7 @@ def test_what_a_policy_does_not_keep_goes_and_is_told(tmp_path: Path, caplog: py
     told: list[tuple[str, Mapping[str, int]]] = []
     policy = core.KeepLatest(1) | core.KeepEvery(20)
     retention = Retention(policy, store, "run", deleted=lambda *which: told.append(which))
-    assert [bool(v.reasons) for v in retention.judge()] == [False, True, False, True]
+    assert [bool(v.reasons) for v in retention.evaluate_all()] == [False, True, False, True]
     assert len(ids(store)) == 4
     assert retention.apply(record(4)) == ["c1", "c3"]
     assert told == [("c1", {}), ("c3", {})]
@@ -128,7 +128,7 @@ def test_retention_after_another_process_deleted_the_newest_keeps_a_whole_one(tm
 def test_delete_of_what_was_to_go_when_judged_spares_what_is_to_stay_now(tmp_path: Path) -> None:
     store = filled(tmp_path)
     retention = Retention(core.KeepLatest(2), store, "run")
-    going = {v.candidate.storage_id for v in retention.judge() if not v.reasons}
+    going = {v.candidate.storage_id for v in retention.evaluate_all() if not v.reasons}
     assert going == {"c1", "c2"}
     DirectoryStore(store.root).delete("c4")
     put(store, "c5", 50, tmp_path, ordinal=5)
@@ -429,11 +429,11 @@ def test_a_policy_that_needs_no_metrics_has_nothing_read(tmp_path: Path) -> None
     assert disk.calls == before
 
 
-def test_number_in() -> None:
+def test_find_number() -> None:
     nested = {"a": {"b": {"c": 1}, "b.c": 2.0}, "a.b": {"c": 3}, "flag": True, "text": "1"}
-    assert number_in(nested, "a.b.c") == 2.0, "the longest name first"
-    assert number_in({"a": {"b": {"c": 1}}}, "a.b.c") == 1.0
-    assert [number_in(nested, name) for name in ("a", "flag", "text", "no", "a.no", ".", "")] == [None] * 7
+    assert find_number(nested, "a.b.c") == 2.0, "the longest name first"
+    assert find_number({"a": {"b": {"c": 1}}}, "a.b.c") == 1.0
+    assert [find_number(nested, name) for name in ("a", "flag", "text", "no", "a.no", ".", "")] == [None] * 7
 
 
 def test_the_policies_are_public() -> None:

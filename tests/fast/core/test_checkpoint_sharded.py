@@ -239,7 +239,7 @@ def test_it_is_registered_when_every_rank_is_safe(job: Job) -> None:
                 assert listed(job.store) == [record["storage_id"]]
                 told.set()
 
-            context._events.committed = registered  # type: ignore[method-assign]
+            context._observer.on_committed = registered  # type: ignore[method-assign]
         with context.store_path(STEPS, shard=True) as (path, _):
             (path / str(rank)).write_text("x")
             if rank == 1:
@@ -373,7 +373,7 @@ def test_registration_that_fails_is_told_to_all(job: Job) -> None:
         def refuse(record: Any) -> None:
             raise ConnectionError("the master is gone")
 
-        context._events.committed = refuse  # type: ignore[method-assign]
+        context._observer.on_committed = refuse  # type: ignore[method-assign]
         with context.store_path(STEPS, shard=True) as (path, _):
             (path / str(rank)).write_text("x")
 

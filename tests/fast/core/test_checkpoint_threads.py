@@ -99,11 +99,11 @@ def test_call_of_second_thread_with_refuse_raises_busy(tmp_path: Path) -> None:
         uploading = Caller(lambda: context.upload(source, STEPS))
         assert gate.reached.wait()
         with pytest.raises(CheckpointBusy, match="another thread is saving a checkpoint"):
-            context.begin(STEPS, if_busy="refuse")
+            context.begin(STEPS, if_busy="raise")
         gate.opened_up.set()
         assert isinstance(uploading.end(), str)
         handle = context.begin(STEPS)
-        refused = Caller(lambda: context.begin(STEPS, if_busy="refuse")).end()
+        refused = Caller(lambda: context.begin(STEPS, if_busy="raise")).end()
         assert isinstance(refused, CheckpointBusy) and handle.storage_id in str(refused)
 
 

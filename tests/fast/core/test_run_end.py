@@ -86,7 +86,7 @@ def test_checkpoint_aborted_for_an_exit_is_printed(
             monkeypatch.setattr("det_core.core._checkpoint._snapshot.write_state", leave)
             ctx.checkpoint.save({}, {"steps_completed": 9})
         else:
-            monkeypatch.setattr("det_core.core._checkpoint._context.write", leave)
+            monkeypatch.setattr("det_core.core._checkpoint._context.write_shards", leave)
             ctx.checkpoint.upload(tmp_path / "folder", {"steps_completed": 9})
     assert "the checkpoint of step 9 was given up: SystemExit before it was complete" in capsys.readouterr().err
     assert client.run("latest").checkpoints() == []

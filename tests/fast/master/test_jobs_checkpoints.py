@@ -194,7 +194,7 @@ with begin() as ctx:
 
 DIES = """
 import signal
-from det_core.core._checkpoint import RunEvents
+from det_core.core._checkpoint import RunObserver
 
 def die(events, *_):
     events._run.journal.flush()
@@ -202,10 +202,10 @@ def die(events, *_):
 
 first = not (signs / "died").exists()
 if first and hparams["complete"]:
-    RunEvents.committed = die
+    RunObserver.on_committed = die
 elif first:
-    begun = RunEvents.committing
-    RunEvents.committing = lambda *told: (begun(*told), die(*told))
+    begun = RunObserver.on_committing
+    RunObserver.on_committing = lambda *told: (begun(*told), die(*told))
 with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, checkpoint_storage=hparams["saved"]) as ctx:
     sign("start", f"{ctx.latest_checkpoint} {load(ctx)}")
     if first:

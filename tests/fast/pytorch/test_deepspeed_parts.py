@@ -252,7 +252,7 @@ def test_whose_a_checkpoint_is(tmp_path: Path, reader: str, own: bool) -> None:
 
     def context_of(run_id: str) -> core.CheckpointContext:
         return core.CheckpointContext(
-            alone, DirectoryStore(tmp_path / "store"), run_id=run_id, restart=0, events=Recorder()
+            alone, DirectoryStore(tmp_path / "store"), run_id=run_id, restart=0, observer=Recorder()
         )
 
     with contextlib.closing(context_of("7.a")) as writes, contextlib.closing(context_of(reader)) as reads:
