@@ -227,7 +227,7 @@ class JournalFile:
         """Open the path, and end a half-written line."""
         # By its path even if it is open: after a failure on NFS a handle may be stale while the file is not.
         os.makedirs(self._path.parent, exist_ok=True)
-        # O_NONBLOCK: opening a pipe in the file's place would wait for a reader.
+        # O_NONBLOCK: a pipe in the file's place must not block a report.
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(self._path, flags, 0o666)
         try:

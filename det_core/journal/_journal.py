@@ -128,7 +128,7 @@ class Journal:
             ContextClosed: If the journal is closed, or belongs to the parent of this process.
         """
         with self._lock:
-            # The fast path: exact types only, as a subclass may behave in any way, and no calls, which cost most.
+            # The fast path takes exact types alone: a subclass may behave in any way.
             state = self._groups.get(group) if type(group) is str else None
             if (
                 state is not None
