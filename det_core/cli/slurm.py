@@ -119,41 +119,39 @@ def _submit(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _print_script(args)
     chain = submit(_home(), _read_options(args), args.env)
-    jobs = chain.submitted()
-    print(f"submitted job {', '.join(jobs)} ({chain.name})")
+    print(f"submitted job {', '.join(chain.submitted)} ({chain.name})")
     print(f"run {chain.run_id} in {chain.run_path}")
-    print(f"log {chain.log(jobs[0])}")
+    print(f"log {chain.log(chain.submitted[0])}")
     print(f"to watch it: det-core slurm logs -f {chain.run_id}")
     print(f"to end it: det-core slurm cancel {chain.run_id}")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    from det_core.slurm import SlurmError, describe, list_chains
-    from det_core.slurm._commands import own_jobs
+    from det_core.slurm import SlurmError, describe, list_chains, list_jobs
 
     chains = list_chains(_home())
+    listed = None
     try:
-        queued = own_jobs() if chains else []
+        listed = list_jobs()
     except SlurmError as e:
         note(f"warning: {e}")
-        queued = None
-    views = [describe(chain, queued) for chain in chains]
+    views = [describe(chain, listed) for chain in chains]
     if args.json:
-        print_json([vars(view) for view in views])
+        print_json(views)
         return 0
     if not views:
         note(f"no chains in {_home()}")
         return 0
-    rows = [
-        (v.run_id, v.name, v.state, str(len(v.jobs)), "-" if v.step is None else str(v.step), v.checkpoint or "-",
-         _duration(v.seconds))
-        for v in views
-    ]  # fmt: skip
+    rows = []
+    for view in views:
+        view.update(jobs=len(view["jobs"]), seconds=_duration(view["seconds"]))
+        shown = ("run_id", "name", "state", "jobs", "step", "checkpoint", "seconds")
+        rows.append(["-" if view[name] is None else str(view[name]) for name in shown])
     print_table(("RUN", "NAME", "STATE", "JOBS", "STEP", "CHECKPOINT", "TIME"), rows)
     for view in views:
-        if view.advice:
-            note(view.advice)
+        if view["advice"]:
+            note(view["advice"])
     return 0
 
 
@@ -176,8 +174,8 @@ def _cancel(args: argparse.Namespace) -> int:
     from det_core.slurm import cancel, find_chain
 
     chain = find_chain(_home(), args.RUN)
-    if (end := chain.end()) is not None:
-        note(f"run {chain.run_id} has ended already: {end}")
+    if chain.end:
+        note(f"run {chain.run_id} has ended already: {chain.end}")
         return 0
     running = cancel(chain, now=args.now)
     print(f"cancelled run {chain.run_id}")

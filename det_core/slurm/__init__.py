@@ -6,9 +6,8 @@ Slurm stays the scheduler; the chain's folder is the only state.
 """
 
 from det_core.slurm._chain import Chain, chain_of_run, find_chain, list_chains
-from det_core.slurm._commands import SlurmError
-from det_core.slurm._script import JobOptions, batch_file
-from det_core.slurm._submit import submit
+from det_core.slurm._commands import SlurmError, list_jobs
+from det_core.slurm._script import JobOptions, batch_file, submit
 from det_core.slurm._views import cancel, describe, stream_logs
 
 __all__ = [
@@ -21,6 +20,7 @@ __all__ = [
     "describe",
     "find_chain",
     "list_chains",
+    "list_jobs",
     "stream_logs",
     "submit",
 ]

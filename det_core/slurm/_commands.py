@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from det_core._env import changed_environment
 
 COMMAND_TIMEOUT = 60.0
-"""Seconds for one command; without a controller it takes 9 s until it says so."""
+"""Longest wait for one command; without a controller it takes 9 s until it says so."""
 CANCELLED = "cancelled"
 """Cause of a stop: a person's ``scancel`` or ``det-core slurm cancel``."""
 PREEMPTION = "preemption"
-_NEEDED = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SLURM_CONF", "TZ", "USER")
-_LAST_WORDS = r"\*\*\* JOB {job} ON \S+ CANCELLED AT \S+(?: DUE TO ([^*]+?))? \*\*\*"
-_FORMAT = "%i|%T|%r|%N|%j"
+TAIL_BYTES = 1 << 20
+"""End of a job's output in which Slurm's line is looked for."""
+_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SLURM_CONF", "TZ", "USER")
+_TIME = "%Y-%m-%dT%H:%M:%S"
+_LAST_WORDS = r"\*\*\* JOB {job} ON \S+ CANCELLED AT (\S+)(?: DUE TO ([^*]+?))? \*\*\*"
 
 
 class SlurmError(OSError):
     """A command of Slurm that failed, in Slurm's own words."""
 
-    @property
-    def is_away(self) -> bool:
-        """Whether the controller did not answer; else it refuses."""
-        return re.search(r"ontact|onnect|imed out|no answer|Zero Bytes", str(self)) is not None
-
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that Slurm has, as ``squeue`` shows it."""
+    """A job that has not ended, as ``squeue`` shows it."""
 
     job: str
     state: str
     reason: str
     nodes: str
+    end: str
     name: str
 
     @property
@@ -44,9 +45,15 @@ class QueuedJob:
         """Whether it has not started."""
         return self.state == "PENDING"
 
+    @property
+    def end_time(self) -> float:
+        """Time of its limit in seconds since the epoch; infinite where squeue says NONE or N/A."""
+        with suppress(ValueError):
+            return time.mktime(time.strptime(self.end, _TIME))
+        return math.inf
+
     def __str__(self) -> str:
-        place = self.nodes or (f"({self.reason})" if self.reason not in ("", "None") else "")
-        return f"{self.job} {self.state} {place}".rstrip()
+        return f"{self.job} {self.state} {self.nodes or f'({self.reason})'}"
 
 
 def run_slurm(*command: str, timeout: float = COMMAND_TIMEOUT) -> str:
@@ -57,60 +64,50 @@ def run_slurm(*command: str, timeout: float = COMMAND_TIMEOUT) -> str:
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, env=command_variables(), stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=timeout, env=few_variables(), stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{command[0]}: no answer in {timeout:g} s") from None
     except FileNotFoundError:
-        raise SlurmError(
-            f"{command[0]}: not found; run this where Slurm's commands are, such as a login node"
-        ) from None
+        advice = "run this where Slurm's commands are, such as a login node"
+        raise SlurmError(f"{command[0]}: not found; {advice}") from None
     if done.returncode != 0:
         words = done.stderr.strip().removeprefix(f"{command[0]}: ").replace(f"\n{command[0]}: ", "; ")
         raise SlurmError(f"{command[0]}: {words or f'status {done.returncode}'}")
     return done.stdout.strip()
 
 
-def command_variables() -> dict[str, str]:
-    """Return the few variables that a command of Slurm gets.
+def few_variables() -> dict[str, str]:
+    """Return the variables that a command of Slurm needs.
 
     Those of a job around it would change what it does, and the controller would store the others with the job. sbatch
     has ``--export=NIL`` for that, with which slurmd first starts a login shell of the user's: 2 s, measured.
     """
-    return {name: value for name, value in changed_environment({}).items() if name in _NEEDED}
+    return {name: value for name, value in changed_environment({}).items() if name in _VARIABLES}
 
 
-def own_jobs() -> list[QueuedJob]:
+def list_jobs(timeout: float = COMMAND_TIMEOUT) -> list[QueuedJob]:
     """Return this user's jobs that have not ended."""
-    lines = run_slurm("squeue", "--noheader", f"--user={os.getuid()}", f"--format={_FORMAT}").splitlines()
-    return [QueuedJob(*values) for line in lines if len(values := line.split("|", 4)) == 5]
+    command = ("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%T|%r|%N|%e|%j")
+    return [QueuedJob(*line.split("|", 5)) for line in run_slurm(*command, timeout=timeout).splitlines()]
 
 
-def job_end(job: str, timeout: float = COMMAND_TIMEOUT) -> float | None:
-    """Return the time at which a job's limit is reached, in seconds since the epoch; None if it has no limit."""
-    return parse_time(run_slurm("squeue", "--noheader", f"--jobs={job}", "--format=%e", timeout=timeout))
-
-
-def parse_time(text: str) -> float | None:
-    """Return one of Slurm's points in time in seconds since the epoch; None where it is none, as NONE and N/A."""
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return None
-
-
-def stop_cause(log: str, job: str) -> str | None:
-    """Return why Slurm ended a job, from the job's own output; None if it says nothing of that.
+def stop_cause(log: Path, job: str, since: float) -> str:
+    """Return why Slurm ended a job; empty if the job's own output does not say.
 
     While a job is being ended its state is COMPLETING whatever the cause, so this line is the only witness. Those about
-    a STEP never name a cause.
+    a STEP never name a cause, and those before ``since`` are of a job that was requeued: it writes the same log again.
     """
-    causes = re.findall(_LAST_WORDS.format(job=job), log)
-    if not causes:
-        return None
-    return str(causes[-1]).lower() or CANCELLED
+    with suppress(FileNotFoundError), log.open("rb") as f:
+        f.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        text = f.read().decode(errors="replace")
+        earliest = time.strftime(_TIME, time.localtime(since))
+        for at, cause in re.findall(_LAST_WORDS.format(job=job), text)[::-1]:
+            if at >= earliest:
+                return str(cause).lower() or CANCELLED
+    return ""
 
 
-def is_preempted(job: str) -> bool:
+def is_preempted(job: str, timeout: float) -> bool:
     """Return whether Slurm has begun to preempt a job."""
-    return re.search(r"PreemptTime=\d", run_slurm("scontrol", "show", "job", "--oneliner", job)) is not None
+    return "PreemptTime=2" in run_slurm("scontrol", "show", "job", "--oneliner", job, timeout=timeout)  # of the year

@@ -7,15 +7,15 @@ would end workers of a DataLoader; a step with nothing to lose reports it instea
 
 from __future__ import annotations
 
-import argparse
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from det_core import _clock
@@ -24,64 +24,53 @@ from det_core._notices import print_notice
 from det_core.errors import RunLocked
 from det_core.journal import RunRecord
 from det_core.journal._run_folder import WriterLock, is_live
-from det_core.slurm._chain import Chain, JobRecord, newest_checkpoint
-from det_core.slurm._commands import CANCELLED, PREEMPTION, SlurmError, command_variables, is_preempted, stop_cause
-from det_core.slurm._controller import Controller
-from det_core.slurm._node import (
-    KILL,
-    SIGNAL,
-    STOP,
-    WATCHED,
-    add_word,
-    read_words,
-    shell_status,
-    start,
-    wait_for_signal,
+from det_core.slurm import _node
+from det_core.slurm._chain import Chain, newest_checkpoint
+from det_core.slurm._commands import (
+    CANCELLED,
+    COMMAND_TIMEOUT,
+    PREEMPTION,
+    SlurmError,
+    few_variables,
+    is_preempted,
+    stop_cause,
 )
-from det_core.slurm._policy import LOST, ChainEnd, JobEnd, decide
+from det_core.slurm._policy import LOST, NOT_BEGUN, JobRecord, decide
 from det_core.slurm._script import environment_file
 
 TIME_LIMIT = "time limit"
+SIGNAL = "SIGTERM"
 POLL_INTERVAL = 1.0
-KILL_MARGIN = 10.0
-"""Seconds before the time limit at which a script that has not ended is killed, so that its end is recorded."""
+RETRY_INTERVAL = 10.0
+"""Seconds between two tries while the controller does not answer, or refuses the next job."""
+CHECK_TIMEOUT = 3.0
+"""Longest wait for an answer when the script should be stopped."""
 CAUSE_TIMEOUT = 2.0
-"""Seconds to wait for Slurm's line in the log after a signal."""
-NOTICE_RETRY_INTERVAL = 30.0
-TAIL_BYTES = 1 << 20
-"""Bytes at the end of a log in which Slurm's line is looked for."""
-SRUN = ("srun", "--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0")
+"""Longest wait for Slurm's line in the log after a signal."""
+GRACE_SHARE = 0.9
+"""Part of the time between the request to stop and the limit in which the script is to end."""
+_SRUN = ("srun", "--ntasks-per-node=1", "--cpu-bind=none", "--mpi=none", "--kill-on-bad-exit=0", "--wait=0")
+_NOTICE = ("--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none", "--quiet",
+           "sh", "-c", "echo started; exec sleep infinity")  # fmt: skip
 
 
-def main(arguments: list[str]) -> int:
-    """Run one job of a chain: ``[options] FOLDER -- COMMAND``; an empty FOLDER begins a chain."""
-    end = arguments.index("--")
-    parser = argparse.ArgumentParser(prog="python -m det_core.slurm job")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--max-jobs", type=int, required=True)
-    parser.add_argument("--stop-before", type=float, required=True)
-    parser.add_argument("folder")
-    args = parser.parse_args(arguments[:end])
-    command = arguments[end + 1 :]
+def main(place: str, name: str, max_jobs: str, stop_before: str, *command: str) -> int:
+    """Run one job of a chain; it begins one where ``place`` is not a chain's directory but the batch file itself."""
     environment = Environment.read()
-    place = Path(args.folder)
-    chain = Chain(place) if place.is_dir() else _begin_chain(place, environment, args.name, command)
-    job = Job(chain, environment.launch, args.max_jobs, args.stop_before)
+    if os.path.isdir(place):
+        chain = Chain(Path(place))
+    else:
+        chain = Chain.create(environment.home, name, command)
+        chain.write("env.sh", environment_file(changed_environment({})))
+        chain.write("job.sh", Path(place).read_bytes())
+        chain.log(environment.launch["SLURM_JOB_ID"]).symlink_to(os.readlink("/proc/self/fd/1"))
+        print_notice(f"run {chain.run_id} in {chain.run_path}")
+    job = Job(chain, environment.launch, int(max_jobs), float(stop_before))
     try:
         return job.run(command)
     except BaseException:
-        job.break_off()
+        job.cancel_next()  # it would fail as fast as this one, as on a full disk
         raise
-
-
-def _begin_chain(batch_file: Path, environment: Environment, name: str, command: list[str]) -> Chain:
-    """Make run and chain in the first job of a batch file that a person has submitted."""
-    chain = Chain.create(environment.home, name=name, command=command)
-    chain.write("env.sh", environment_file(changed_environment({}), environment.home).encode())
-    chain.write("job.sh", batch_file.read_bytes())
-    chain.log(environment.launch["SLURM_JOB_ID"]).symlink_to(os.readlink("/proc/self/fd/1"))
-    print_notice(f"run {chain.run_id} in {chain.run_path}")
-    return chain
 
 
 class Job:
@@ -96,281 +85,213 @@ class Job:
 
     def __init__(self, chain: Chain, launch: Mapping[str, str], max_jobs: int, stop_before: float) -> None:
         self._chain = chain
-        self._id = launch["SLURM_JOB_ID"]
-        self._requeues = int(launch.get("SLURM_RESTART_COUNT", "0"))
-        self._nodes = int(launch.get("SLURM_JOB_NUM_NODES", "1"))
+        self._launch = launch
         self._max_jobs = max_jobs
         self._stop_before = stop_before
-        self._began = _clock.now()
-        self._log = chain.log(self._id)
-        self._log_offset = self._log.stat().st_size if self._log.exists() else 0
-        self._stop_file = chain.path(f"stop-{self._id}")
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*WATCHED, signal.SIGCHLD})
-        number = len(chain.jobs()) + 1
-        is_last = number >= max_jobs or chain.end() is not None
-        self._controller = Controller(chain, self._id, None if is_last else number + 1)
+        self._record = JobRecord(job=launch["SLURM_JOB_ID"], host=socket.gethostname(), started=_clock.now())
+        self._is_alone = launch.get("SLURM_JOB_NUM_NODES", "1") == "1"
+        self._stop_at = math.inf
+        self._ask_at = 0.0
+        self._is_followed = False
+        self._is_refused = False
+        self._has_notice = False
+        self._notice: subprocess.Popen[bytes] | None = None
+        self._lock: WriterLock | None = None
+        self._printed: set[str] = set()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _node.WATCHED)
 
-    def run(self, command: list[str]) -> int:
+    def run(self, command: tuple[str, ...]) -> int:
         """Run the job and return its exit status."""
-        with ExitStack() as turn:
-            if self._take_turn(turn):
-                end = self._find_end()
-                return self._train(command) if end is None else self._finish(end)
-        self._controller.close()
-        return 0
+        if not self._take_turn():
+            return 0
+        if self._chain.jobs and not self._chain.jobs[-1].state:
+            self._record_end(None, LOST)
+        status = 0
+        end = self._judge()
+        if not end:
+            status = self._train(command)
+            end = self._judge()
+        if end:
+            advice = f"to look at it: det-core runs show {self._chain.run_id}"
+            print_notice(f"chain {self._chain.name} has ended: {end}; {advice}")
+            self._chain.save(end)  # after the line, which is the last that those who follow the logs see
+            self.cancel_next()
+            return status
+        self._ask_controller()
+        while not self._is_followed and not self._is_refused:
+            time.sleep(RETRY_INTERVAL)
+            self._ask_controller()
+        return status
 
-    def break_off(self) -> None:
-        """Let no job follow an error of this program, such as a full disk: each would fail as fast as this one."""
-        self._controller.cancel_others()
+    def cancel_next(self) -> None:
+        """Cancel the pending jobs of the chain. One that starts nevertheless finds the chain's end, and leaves."""
+        try:
+            self._chain.cancel_pending()
+        except SlurmError as e:
+            print_notice(f"cannot cancel the next job: {e}; it will find nothing to do")
 
-    def _take_turn(self, turn: ExitStack) -> bool:
-        """Wait until no other job of the chain and no process of an earlier one writes the run.
+    def _take_turn(self) -> bool:
+        """Wait until no other job of the chain and no script of an earlier one writes the run; return whether it is so.
 
         A script may outlive its job, on a node that Slurm has given up or when the job's program was killed.
         """
-        lock: WriterLock | None = None
-        is_said = False
         while True:
-            try:
-                if lock is None:
-                    lock = WriterLock(self._chain.path("lock"), self._chain.run_id)
-                    turn.callback(lock.release)
+            with suppress(RunLocked):
+                self._lock = self._lock or WriterLock(self._chain.folder / "lock", self._chain.run_id)
+                self._chain.load()
                 if not is_live(self._chain.run_path):
                     return True
-            except RunLocked:
-                pass
-            if not is_said:
-                print_notice(f"run {self._chain.run_id} is still being written by an earlier job: waiting for its end")
-                is_said = True
-            if received := wait_for_signal(POLL_INTERVAL):
-                if self._find_cause(received) == CANCELLED:
-                    self._finish(ChainEnd(CANCELLED))
+            if self._chain.end or self._chain.is_cancelled:
+                self.cancel_next()
                 return False
-            if _clock.now() >= self._stop_time():
+            self._print_once(f"run {self._chain.run_id} is still being written by an earlier job: waiting for its end")
+            received = self._wait_for_signal(POLL_INTERVAL)
+            if received and self._find_cause(self._record, received) == CANCELLED:
+                self._chain.request_end()
+            elif received or _clock.now() >= self._stop_at:
                 print_notice("this job has waited until its stop time; the next one goes on waiting")
                 return False
 
-    def _find_end(self) -> ChainEnd | None:
-        """Return how the chain ended before this job, if it did; complete the record of a lost job."""
-        if end := self._chain.end():
-            return end
-        if self._chain.cancel_request:
-            return ChainEnd(CANCELLED)
-        jobs = self._chain.jobs()
-        if jobs and jobs[-1].end is None:
-            last = jobs[-1]
-            log = self._chain.log(last.job)
-            cause = stop_cause(_read_from(log, last.log_offset), last.job) or LOST
-            last.end = self._describe_end(last, None, LOST if cause.startswith("node fail") else cause)
-            last.ended = log.stat().st_mtime if log.exists() else last.started
-            self._chain.save(last)
-            print_notice(f"job {last.job} on {last.host} ended without a record ({cause}); the run is {last.end.state}")
-        return decide([job.end for job in jobs if job.end], self._max_jobs)
+    def _judge(self) -> str:
+        """Return how the chain ends after its jobs; empty if it goes on."""
+        end = self._chain.end or decide(self._chain.jobs, self._max_jobs)
+        if not end and self._chain.is_cancelled:
+            return CANCELLED
+        return end
 
-    def _train(self, command: list[str]) -> int:
-        """Run the script and record how it ended."""
-        checkpoint, _ = newest_checkpoint(RunRecord(self._chain.run_path))
-        number = len(self._chain.jobs()) + 1
-        record = JobRecord(
-            self._id, self._requeues, number, socket.gethostname(), self._began, self._chain.run().starts, checkpoint,
-            self._log_offset,
-        )  # fmt: skip
-        self._chain.save(record)
-        status, stop = self._supervise(command)
-        record.end = self._describe_end(record, status, stop)
-        record.ended = _clock.now()
-        self._chain.save(record)
-        end = decide([job.end for job in self._chain.jobs() if job.end], self._max_jobs)
-        if end is None and self._chain.cancel_request:
-            end = ChainEnd(CANCELLED)
-        causes = ", ".join(filter(None, (record.end.state, f"status {status}", stop)))
-        print_notice(f"job {self._id}, number {number}, ended: {causes}")
-        if stop and record.end.state == "died":
-            self._explain_death()
-        if end is not None:
-            self._finish(end)
-        else:
-            self._controller.wait_until_queued()
-        return shell_status(status)
-
-    def _finish(self, end: ChainEnd) -> int:
-        """Record the end of the chain and cancel what is queued of it."""
-        self._chain.record_end(end)
-        print_notice(
-            f"chain {self._chain.name} has ended: {end}; to look at it: det-core runs show {self._chain.run_id}"
-        )
-        self._controller.cancel_others()
-        return 0
-
-    def _describe_end(self, record: JobRecord, status: int | None, stop: str) -> JobEnd:
-        run = RunRecord(self._chain.run_path)
-        checkpoint, _ = newest_checkpoint(run)
-        state = self._chain.state_since(record.starts)
-        ends = [r for r in run.records("run_end") if r.restart == run.starts - 1 and r.get("detail")]
-        error = str(ends[0]["detail"]) if ends and state == "failed" else ""
-        return JobEnd(state, status, stop, checkpoint not in (None, record.checkpoint), error)
-
-    def _explain_death(self) -> None:
-        from det_core.core._bare_run import cause_of_death  # its imports would delay the script's start
-
-        if cause := cause_of_death(RunRecord(self._chain.run_path)):
-            print_notice(f"the script died {cause}; it resumes from its last checkpoint")
-
-    def _supervise(self, command: list[str]) -> tuple[int, str]:
-        """Run the script, ask it to stop in time, and return its status and why it was asked."""
-        environment = self._script_environment()
-        if self._nodes > 1:
-            self._stop_file.touch()
-            cpus = [f"--cpus-per-task={count}"] if (count := environment.get("SLURM_CPUS_PER_TASK")) else []
-            node = [sys.executable, "-m", "det_core.slurm", "node", str(self._stop_file)]
-            command = [*SRUN, *cpus, *node, "--", *command]
-        try:
-            child = start(command, self._mask, environment)
-        except OSError as e:
-            print_notice(f"cannot run {command[0]}: {e.strerror}")
-            return 127, ""
-        notice = StepNotice(self._id, self._mask) if self._nodes == 1 else None
-        stop = self._wait_for_stop(child, notice)
-        if stop and child.poll() is None:
-            self._stop(child, stop)
-        if not stop:
-            stop = self._received(0.0)
-        if notice:
-            notice.close()
-        stop = self._find_cause(stop)
-        self._stop_file.unlink(missing_ok=True)
-        return child.returncode, stop
-
-    def _wait_for_stop(self, child: subprocess.Popen[bytes], notice: StepNotice | None) -> str:
-        """Wait until the script has to stop and return why; empty: it has ended before."""
-        while child.poll() is None:
-            received = self._received(min(POLL_INTERVAL, self._stop_time() - _clock.now()))
-            if received or (notice and notice.has_come()):
-                return received or SIGNAL
-            if _clock.now() >= self._stop_time():
-                self._controller.check_end()
-                if _clock.now() >= self._stop_time():
-                    return TIME_LIMIT
-        return ""
-
-    def _stop(self, child: subprocess.Popen[bytes], stop: str) -> None:
-        """Ask the script to save and exit; kill it if it has not ended in time, or a person does not want to wait."""
-        print_notice(f"{stop}: asking the script to save and exit")
-        self._tell(child, STOP)
-        is_killed = False
-        while child.poll() is None:
-            is_late = _clock.now() >= self._kill_time()
-            if not is_killed and (is_late or self._chain.cancel_request == "now"):
-                print_notice("killing the script" + (": it has not ended in time" if is_late else ""))
-                self._tell(child, KILL)
-                is_killed = True
-            wait_for_signal(POLL_INTERVAL)
-
-    def _script_environment(self) -> dict[str, str]:
-        grace = max(self._time_to_save() - self._kill_margin(), 1.0)
-        return {
-            "DET_CORE_GRACE": f"{grace:g}",
+    def _train(self, command: tuple[str, ...]) -> int:
+        """Run the script, ask it to stop in time, record how it ended, and return its exit status."""
+        self._chain.jobs.append(self._record)
+        self._chain.save()
+        # The first may be NIL, and then srun hands nothing on. Since 22.05 srun does not read SLURM_CPUS_PER_TASK.
+        changes = {"SLURM_EXPORT_ENV": None, "SRUN_CPUS_PER_TASK": self._launch.get("SLURM_CPUS_PER_TASK")}
+        environment = {
+            "DET_CORE_GRACE": f"{GRACE_SHARE * self._stop_before:g}",
             "PYTHONUNBUFFERED": "1",
-            **changed_environment({}),
+            **changed_environment(changes),
             "DET_CORE_HOME": str(self._chain.home),
             "DET_CORE_RESUME": self._chain.run_id,
-            "DET_CORE_SECRET_FILE": str(self._chain.path("secret")),
+            "DET_CORE_SECRET_FILE": str(self._chain.folder / "secret"),
         }
+        stop_file = self._chain.folder / f"stop-{self._record.job}"
+        if not self._is_alone:
+            stop_file.touch()
+            command = (*_SRUN, sys.executable, "-m", "det_core.slurm", "node", str(stop_file), *command)
+        child = _node.start(command, environment)
+        stop = self._wait_for_stop(child)
+        if stop and child.poll() is None:
+            print_notice(f"{stop}: asking the script to save and exit")
+            if self._is_alone:
+                child.send_signal(signal.SIGTERM)
+            else:  # srun would signal every process
+                stop_file.write_text("stop")
+        status = child.wait()
+        self._record_end(status, stop)
+        stop_file.unlink(missing_ok=True)
+        return _node.shell_status(status)
 
-    def _tell(self, child: subprocess.Popen[bytes], word: str) -> None:
-        """Ask the script to stop, or kill it; on several nodes by the file, as srun would signal every process."""
-        if self._nodes > 1:
-            add_word(self._stop_file, word)
-        else:
-            child.send_signal(signal.SIGTERM if word == STOP else signal.SIGKILL)
+    def _wait_for_stop(self, child: subprocess.Popen[bytes]) -> str:
+        """Wait until the script has to stop and return why; empty: it has ended before."""
+        while child.poll() is None:
+            if received := self._wait_for_signal(min(POLL_INTERVAL, self._stop_at - _clock.now())):
+                return received
+            if self._is_alone and not self._has_notice and self._ask_at == math.inf:  # srun needs the controller
+                self._has_notice = True
+                step = (*_SRUN, f"--jobid={self._record.job}", *_NOTICE)
+                self._notice = _node.start(step, few_variables(), subprocess.PIPE)
+            if _clock.now() >= self._stop_at:
+                self._ask_controller(CHECK_TIMEOUT)  # an administrator may have given more time
+                if _clock.now() >= self._stop_at:
+                    return TIME_LIMIT
+        return _node.wait_for_signal(0.0)  # which may have come to both
 
-    def _received(self, timeout: float) -> str:
-        """Wait for a signal to this program or to one of the nodes, and return its name."""
-        received = wait_for_signal(timeout)
-        if not received and self._nodes > 1 and SIGNAL in read_words(self._stop_file):
-            return SIGNAL
+    def _wait_for_signal(self, timeout: float) -> str:
+        """Wait for a signal to this program, or to the step that reports it, and return its name."""
+        if _clock.monotonic() >= self._ask_at:
+            self._ask_controller()
+        received = _node.wait_for_signal(timeout)
+        if not received and self._notice and self._notice.poll() is not None:
+            output, errors = self._notice.communicate()
+            self._notice = None
+            if b"started" in output:
+                return SIGNAL
+            print_notice(f"a preemption may come without notice: {' '.join(errors.decode(errors='replace').split())}")
         return received
 
-    def _find_cause(self, stop: str) -> str:
-        """Return why Slurm stopped the job, where it did, else ``stop``.
+    def _record_end(self, status: int | None, stop: str) -> None:
+        """Record how the last job of the chain ended; without a status a lost one, which could not do so itself."""
+        record = self._chain.jobs[-1]
+        before = ([JobRecord(), *self._chain.jobs])[-2]
+        run = RunRecord(self._chain.run_path)
+        record.status = status
+        record.stop = self._find_cause(record, stop)
+        record.ended = _clock.now()
+        record.starts = run.starts
+        record.state = run.state
+        if not run.live and run.starts == before.starts:
+            record.state = NOT_BEGUN
+        record.checkpoint, _ = newest_checkpoint(run)
+        record.is_newer = record.checkpoint not in (None, before.checkpoint)
+        details = [str(r.get("detail") or "") for r in run.records("run_end") if r.restart >= before.starts]
+        record.error = next(filter(None, details), "")
+        causes = [record.state, f"status {status}", record.stop]
+        if status is None:
+            causes[1] = "not recorded by itself"
+            with suppress(FileNotFoundError):
+                record.ended = self._chain.log(record.job).stat().st_mtime
+        self._chain.save()
+        print_notice(f"job {record.job} on {record.host} ended: {', '.join(filter(None, causes))}")
+        if record.stop and record.state == "died":
+            from det_core.core._bare_run import cause_of_death  # its imports would delay the script's start
 
-        A person's ``scancel`` and a preemption send the same signal, and only this job's output and the controller tell
-        which it was. Slurm may write its line a moment after the signal.
+            if cause := cause_of_death(run):
+                print_notice(f"the script died of the request to stop: {cause}. It goes on from its last checkpoint")
+
+    def _find_cause(self, record: JobRecord, stop: str) -> str:
+        """Return why a person or Slurm stopped a job where they did, else ``stop``.
+
+        A person's ``scancel`` and a preemption send the same signal, and only the job's output and the controller tell
+        which it was. On several nodes all processes of the script may have had it, and this program none.
         """
-        with suppress(SlurmError):
-            if stop == SIGNAL and not self._last_words() and is_preempted(self._id):
-                return PREEMPTION
-        deadline = _clock.monotonic() + (CAUSE_TIMEOUT if stop == SIGNAL else 0.0)
-        while not (cause := self._last_words()) and _clock.monotonic() < deadline:
-            time.sleep(0.1)
-        if cause or stop != SIGNAL:
-            return cause or stop
-        return CANCELLED if self._chain.cancel_request else SIGNAL
+        deadline = _clock.monotonic() + CAUSE_TIMEOUT
+        while not self._chain.is_cancelled:
+            if cause := stop_cause(self._chain.log(record.job), record.job, record.started):
+                return cause
+            with suppress(SlurmError):
+                if is_preempted(record.job, CHECK_TIMEOUT):
+                    return PREEMPTION
+            if stop != SIGNAL or _clock.monotonic() >= deadline:
+                return stop
+            time.sleep(0.1)  # Slurm may write its line a moment after the signal
+        return CANCELLED
 
-    def _last_words(self) -> str | None:
-        return stop_cause(_read_from(self._log, self._log_offset), self._id)
+    def _ask_controller(self, timeout: float = COMMAND_TIMEOUT) -> None:
+        """Ask for the time limit and queue the next job; after a failure it is asked again.
 
-    def _time_to_save(self) -> float:
-        limit = self._controller.end - self._began
-        return min(self._stop_before, max(limit / 3, 1.0))
+        While a command waits nobody looks at the script. That needs this program at its stop time alone.
+        """
+        self._ask_at = math.inf
+        self._is_refused = False
+        try:
+            jobs = self._chain.list_jobs(timeout)
+            for job in jobs:
+                if job.job == self._record.job:
+                    third = max((job.end_time - self._record.started) / 3, 1.0)
+                    self._stop_at = job.end_time - min(self._stop_before, third)
+            is_last = len(self._chain.jobs) >= self._max_jobs
+            # --chain, or a try whose answer was lost, may have queued one. Later on a person may have cancelled it.
+            if not (self._is_followed or is_last or any(job.is_pending for job in jobs)):
+                self._is_refused = True  # the controller is there: if this fails it does not want the job
+                self._chain.submit(after=self._record.job)
+                self._is_refused = False
+            self._is_followed = True
+        except SlurmError as e:
+            self._ask_at = _clock.monotonic() + RETRY_INTERVAL
+            if not self._is_followed:
+                advice = "where compute nodes may not submit jobs: det-core slurm submit --chain N"
+                self._print_once(f"the next job is not queued yet: {e}; trying again until it is; {advice}")
 
-    def _kill_margin(self) -> float:
-        return min(KILL_MARGIN, self._time_to_save() / 3)
-
-    def _stop_time(self) -> float:
-        return self._controller.end - self._time_to_save()
-
-    def _kill_time(self) -> float:
-        return self._controller.end - self._kill_margin()
-
-
-class StepNotice:
-    """A step of the job that ends when Slurm signals all steps, or has given up the node or the job.
-
-    At the begin of a grace period Slurm signals steps alone.
-
-    Args:
-        job: the job's ID.
-        mask: signals to block in srun.
-    """
-
-    def __init__(self, job: str, mask: Iterable[int]) -> None:
-        self._command = [*SRUN, f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none",
-                         "--quiet", "sh", "-c", "echo started; exec sleep infinity"]  # fmt: skip
-        self._mask = mask
-        self._is_said = False
-        self._retry_at = 0.0
-        self._step: subprocess.Popen[bytes] | None = None
-
-    def has_come(self) -> bool:
-        """Return whether the step has ended; start it where it does not run yet, or could not start."""
-        if self._step is None:
-            if _clock.monotonic() >= self._retry_at:
-                self._retry_at = _clock.monotonic() + NOTICE_RETRY_INTERVAL
-                with suppress(OSError):  # without srun on this node
-                    self._step = start(self._command, self._mask, command_variables(), subprocess.PIPE, subprocess.PIPE)
-            return False
-        if self._step.poll() is None:
-            return False
-        output, errors = self._step.communicate()
-        if b"started" in output:
-            return True
-        if not self._is_said:
-            print_notice(f"a preemption may come without notice: {' '.join(errors.decode(errors='replace').split())}")
-            self._is_said = True
-        self._step = None
-        return False
-
-    def close(self) -> None:
-        """End the step."""
-        if self._step is not None:
-            self._step.kill()
-            self._step.communicate()
-
-
-def _read_from(log: Path, offset: int) -> str:
-    if not log.exists():
-        return ""
-    with log.open("rb") as f:
-        f.seek(max(offset, log.stat().st_size - TAIL_BYTES))
-        return f.read().decode(errors="replace")
+    def _print_once(self, text: str) -> None:
+        if text not in self._printed:
+            print_notice(text)
+            self._printed.add(text)

@@ -8,54 +8,42 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from det_core._standalone.processes import signal_at_parents_death
 from det_core._standalone.stop_signals import STOP_SIGNALS
 
-STOP = "stop"
-KILL = "kill"
-SIGNAL = "SIGTERM"
-"""Words in the file: two of the job's program, one of a node's that Slurm has signalled."""
+WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
+"""Signals to block before the first :func:`start`, for :func:`wait_for_signal`."""
 POLL_INTERVAL = 0.5
-WATCHED = (*STOP_SIGNALS, signal.SIGUSR2)
 
 
-def main(arguments: list[str]) -> int:
-    """Run ``FILE -- COMMAND`` and return its exit status, as a shell tells it."""
-    file = Path(arguments[0])
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*WATCHED, signal.SIGCHLD})
-    child = start(arguments[2:], mask)
-    is_told = False
+def main(stop_file: str, *command: str) -> int:
+    """Run a command, ask it to stop once the file is not empty, and return its exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    child = start(command)
+    is_asked = False
     while child.poll() is None:
-        if wait_for_signal(POLL_INTERVAL):  # Slurm has sent it to every process of the step
-            is_told = True
-            add_word(file, SIGNAL)
-        words = read_words(file)
-        if KILL in words:
-            child.kill()  # and with the launcher end its ranks
-        elif STOP in words and not is_told:
-            is_told = True
-            child.send_signal(signal.SIGTERM)
+        if wait_for_signal(POLL_INTERVAL):
+            is_asked = True  # Slurm has sent it to every process of the step
+        with suppress(OSError):  # of a file system that is away for a moment
+            if not is_asked and Path(stop_file).read_bytes():  # by open(), at which NFS asks whether it has changed
+                is_asked = True
+                child.send_signal(signal.SIGTERM)
     return shell_status(child.returncode)
 
 
 def start(
-    command: list[str],
-    mask: Iterable[int],
-    environment: Mapping[str, str] | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
+    command: tuple[str, ...], environment: Mapping[str, str] | None = None, output: int | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a process that is asked to stop when this one dies.
 
     Args:
         command: program and arguments.
-        mask: signals to block in it.
         environment: its variables; None: this process's.
-        stdout, stderr: as Popen takes them.
+        output: stdout and stderr, as Popen takes them.
     """
     parent = os.getpid()
 
@@ -64,30 +52,21 @@ def start(
         if os.getppid() != parent:  # it died before the line above could count
             os._exit(127)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the batch file ignores it
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
+    # By env, so that a program that is not there is a line in the log and status 127, as in a shell.
     return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, preexec_fn=prepare
-    )
+        ("env", "--", *command), env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        preexec_fn=prepare,
+    )  # fmt: skip
 
 
 def wait_for_signal(timeout: float) -> str:
-    """Wait for one of the blocked signals, SIGCHLD too; return the name of one that asks to stop, else nothing."""
-    info = signal.sigtimedwait({*WATCHED, signal.SIGCHLD}, max(timeout, 0.0))
-    return "" if info is None or info.si_signo == signal.SIGCHLD else signal.Signals(info.si_signo).name
-
-
-def add_word(file: Path, word: str) -> None:
-    """Add a word to the file; in one write, as several nodes do."""
-    with open(file, "ab", buffering=0) as f:
-        f.write(f"{word}\n".encode())
-
-
-def read_words(file: Path) -> list[str]:
-    """Return the words in the file; it is opened each time, at which NFS asks its server whether it has changed."""
-    with suppress(OSError):
-        return file.read_text().split()
-    return []
+    """Wait for a signal, the end of a child too; return the name of one that asks to stop, else nothing."""
+    info = signal.sigtimedwait(WATCHED, max(timeout, 0.0))
+    if info is None or info.si_signo == signal.SIGCHLD:
+        return ""
+    return signal.Signals(info.si_signo).name
 
 
 def shell_status(returncode: int) -> int:

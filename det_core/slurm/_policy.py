@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from det_core.slurm._commands import CANCELLED, PREEMPTION
 
@@ -13,96 +14,74 @@ LOST = "lost"
 """Cause of an end that the job could not record: its node died, or its program was killed."""
 MAX_STALLED = 3
 """Jobs in a row without a newer checkpoint, after which a chain ends."""
-MAX_SAME_FAILURES = 2
-"""Equal failures in a row without a newer checkpoint, after which a chain ends."""
+_UNCOUNTED = (PREEMPTION, LOST, "node fail")
+"""Beginnings of the causes that may leave no time to save."""
+_GOES_ON = ("preempted", "interrupted", "running")
 
 
-@dataclass(frozen=True)
-class JobEnd:
-    """End of a job of a chain.
+@dataclass
+class JobRecord:
+    """Record of one job of a chain.
 
     Attributes:
-        state: the run's, or :data:`NOT_BEGUN`; ``running`` where another process holds the run's lock.
+        state: the run's after it, or :data:`NOT_BEGUN`; ``running`` where another process holds the run's lock; empty
+            until the job has ended.
         status: exit status of the script, negative for a signal; None if the job could not record it.
         stop: why the script was asked to stop; empty: it was not.
         is_newer: whether it left a checkpoint newer than those before.
         error: what the run says of its failure.
+        job: Slurm's ID.
+        host: the node of its program.
+        started, ended: times in seconds since the epoch.
+        starts: starts of the run up to its end.
+        checkpoint: newest checkpoint at its end.
     """
 
-    state: str
-    status: int | None
+    state: str = ""
+    status: int | None = None
     stop: str = ""
     is_newer: bool = False
     error: str = ""
-
-    @property
-    def is_own_failure(self) -> bool:
-        """Whether the script failed by itself: neither after a stop request, nor by a signal, nor for want of the lock.
-
-        A launcher or a shell reports a signal as a status from 128 on.
-        """
-        if self.stop or self.status is None or not 0 <= self.status < 128:
-            return False
-        if self.status == 0:
-            return self.state == "failed"
-        return self.state not in ("completed", "preempted", "interrupted", "running")
+    job: str = ""
+    host: str = ""
+    started: float = 0.0
+    ended: float | None = None
+    starts: int = 0
+    checkpoint: str | None = None
 
     @property
     def failure(self) -> str:
-        """Description of the failure."""
-        return f"status {self.status}" + (f": {self.error}" if self.error else "")
+        """The script's own failure: neither after a stop, nor by a signal, nor for want of the lock; empty: none."""
+        # A launcher or a shell reports a signal as a status from 128 on.
+        if self.stop or self.status is None or not 0 <= self.status < 128:
+            return ""
+        if self.state in ("completed", *_GOES_ON) or (self.status == 0 and self.state != "failed"):
+            return ""
+        return f"status {self.status}: {self.error}".removesuffix(": ")
 
 
-@dataclass(frozen=True)
-class ChainEnd:
-    """The end of a chain.
+def decide(jobs: Sequence[JobRecord], max_jobs: int) -> str:
+    """Return how a chain ends after these jobs, oldest first; empty if the next job goes on.
 
-    Attributes:
-        outcome: ``done``, ``failed``, ``cancelled`` or ``unfinished``.
-        reason: empty where the outcome says all.
+    Returns:
+        ``done``, ``failed``, ``cancelled`` or ``unfinished``, with the reason in brackets where that does not say all.
     """
-
-    outcome: str
-    reason: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.outcome} ({self.reason})" if self.reason else self.outcome
-
-
-def decide(ends: Sequence[JobEnd], max_jobs: int) -> ChainEnd | None:
-    """Return how a chain ends after these jobs, oldest first; None if the next job goes on."""
-    if not ends:
-        return None
-    last = ends[-1]
+    if not jobs:
+        return ""
+    last = jobs[-1]
+    stalled = list(takewhile(lambda job: not job.is_newer, reversed(jobs)))
     if last.state == "completed":
-        return ChainEnd("done")
+        return "done"
     if last.stop == CANCELLED:
-        return ChainEnd("cancelled")
-    if last.is_own_failure:
-        if not any(end.is_newer for end in ends):
-            return ChainEnd("failed", f"{last.failure}; no checkpoint to go on from")
-        if _is_repeated(ends):
-            return ChainEnd("failed", f"{last.failure}; {MAX_SAME_FAILURES} times in a row without a newer checkpoint")
-    elif last.status == 0 and not last.stop and last.state not in ("preempted", "interrupted", "running"):
-        return ChainEnd("done", "the script began no run" if last.state == NOT_BEGUN else last.state)
-    if _count_stalled(ends) >= MAX_STALLED:
-        return ChainEnd("failed", f"{MAX_STALLED} jobs in a row left no newer checkpoint")
-    if len(ends) >= max_jobs:
-        return ChainEnd("unfinished", f"--max-jobs {max_jobs}")
-    return None
-
-
-def _is_repeated(ends: Sequence[JobEnd]) -> bool:
-    tail = ends[-MAX_SAME_FAILURES:]
-    same = all(end.is_own_failure and not end.is_newer and end.failure == tail[0].failure for end in tail)
-    return same and len(tail) == MAX_SAME_FAILURES
-
-
-def _count_stalled(ends: Sequence[JobEnd]) -> int:
-    """Return how many jobs ended since the newest checkpoint; preempted and lost ones may have had no time to save."""
-    count = 0
-    for end in reversed(ends):
-        if end.is_newer:
-            break
-        count += end.stop not in (PREEMPTION, LOST)
-    return count
+        return CANCELLED
+    if last.failure and len(stalled) == len(jobs):
+        return f"failed ({last.failure}; no checkpoint to go on from)"
+    if last.failure and [job.failure for job in stalled[:2]] == [last.failure] * 2:
+        return f"failed ({last.failure}; 2 times in a row without a newer checkpoint)"
+    if last.status == 0 and not last.failure and not last.stop and last.state not in _GOES_ON:
+        return f"done ({last.state})".replace(NOT_BEGUN, "the script began no run")
+    if sum(not job.stop.startswith(_UNCOUNTED) for job in stalled) >= MAX_STALLED:
+        return f"failed ({MAX_STALLED} jobs in a row left no newer checkpoint)"
+    if len(jobs) >= max_jobs:
+        return f"unfinished (--max-jobs {max_jobs})"
+    return ""

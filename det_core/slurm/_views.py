@@ -1,4 +1,4 @@
-"""Chains as a person sees them: a line in a list, the logs of all jobs as one stream, and the way to cancel one."""
+"""Chains as a person sees them: a row in a list, the logs of all jobs as one stream, and the way to cancel one."""
 
 from __future__ import annotations
 
@@ -7,86 +7,63 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Any
 
 from det_core import _clock
 from det_core.journal import RunRecord
-from det_core.slurm._chain import Chain, JobRecord, newest_checkpoint
-from det_core.slurm._commands import CANCELLED, QueuedJob, SlurmError, own_jobs, run_slurm
-from det_core.slurm._policy import ChainEnd
+from det_core.slurm._chain import Chain, newest_checkpoint
+from det_core.slurm._commands import CANCELLED, QueuedJob, SlurmError, run_slurm
 
 POLL_INTERVAL = 0.5
 LISTING_INTERVAL = 10.0
 """Seconds between two questions to the controller while logs are followed."""
 
 
-@dataclass(frozen=True)
-class ChainView:
-    """Row of a chain in the list.
-
-    Attributes:
-        state: its end; else in Slurm's words what its jobs do; else ``broken off``.
-        jobs: IDs of the jobs that have started.
-        checkpoint, step: of the newest checkpoint.
-        seconds: time that its jobs have run.
-        advice: what to do about a chain that does not go on; empty: nothing.
-    """
-
-    run_id: str
-    name: str
-    state: str
-    jobs: tuple[str, ...]
-    checkpoint: str | None
-    step: int | None
-    seconds: float
-    advice: str = ""
-
-
-def describe(chain: Chain, queued: Sequence[QueuedJob] | None) -> ChainView:
+def describe(chain: Chain, listed: Sequence[QueuedJob] | None) -> dict[str, Any]:
     """Return what to show of a chain.
 
     Args:
         chain: the chain.
-        queued: Slurm's jobs of this user; None: Slurm does not answer.
+        listed: Slurm's jobs of this user; None: Slurm does not answer.
+
+    Returns:
+        Its state in Slurm's words, the jobs that have started, ID and step of the newest checkpoint, the seconds that
+        its jobs have run, and what to do where it does not go on by itself.
     """
-    jobs = chain.jobs()
-    end = chain.end()
-    own = chain.own(list(queued or ()))
+    queued = [job for job in listed or () if job.name == chain.name]
+    state = chain.end or "; ".join(map(str, queued))
     advice = ""
-    if end is not None:
-        state = str(end)
-    elif queued is None:
+    if not state and listed is None:
         state = "unknown"
-    elif own:
-        state = "; ".join(map(str, own))
-    else:
+    elif not state:
         state = "broken off"
-        command = shlex.join(chain.submit_command(len(jobs) + 1, "--export=NIL"))
-        advice = (
-            f"no job of {chain.name} is queued; to go on: {command}; to end it: det-core slurm cancel {chain.run_id}"
-        )
-        if lost := never_began(chain, jobs):
+        go_on = shlex.join(chain.submit_command("--export=NIL"))
+        advice = f"no job of {chain.name} is queued; to go on: {go_on}; to end it: det-core slurm cancel {chain.run_id}"
+        if lost := _never_began(chain):
             advice = f"{lost}; {advice}"
     checkpoint, step = newest_checkpoint(RunRecord(chain.run_path))
-    seconds = sum((job.ended or (_clock.now() if own else job.started)) - job.started for job in jobs)
-    started = tuple(dict.fromkeys(job.job for job in jobs))
-    return ChainView(chain.run_id, chain.name, state, started, checkpoint, step, seconds, advice)
+    is_running = any(not job.is_pending for job in queued)
+    spans = [(job.ended or _clock.now()) - job.started for job in chain.jobs if job.ended or is_running]
+    jobs = list(dict.fromkeys(job.job for job in chain.jobs))
+    return {"run_id": chain.run_id, "name": chain.name, "state": state, "jobs": jobs, "checkpoint": checkpoint,
+            "step": step, "seconds": sum(spans), "advice": advice}  # fmt: skip
 
 
-def never_began(chain: Chain, jobs: Sequence[JobRecord]) -> str:
-    """Return which job ended before its program could start, and where; empty: none did.
+def _never_began(chain: Chain) -> str:
+    """Return whether the newest job ended before its program could start, and where; empty: it did not.
 
     A directory that the node does not see leaves no log: Slurm cannot open it, and says so in the status 0:53 alone.
     """
-    lost = [job for job in chain.submitted() if job not in {record.job for record in jobs}]
-    if not lost or chain.log(lost[0]).exists():
+    job = chain.submitted[-1:]
+    if not job or chain.log(job[0]).exists():
         return ""
-    node = "its node"
-    with suppress(SlurmError):
-        shown = run_slurm("scontrol", "show", "job", "--oneliner", lost[0])
-        if match := re.search(r"\bBatchHost=(\S+)", shown):
-            node = match[1]
-    return f"job {lost[0]} never began: does {node} see {chain.home}?"
+    node = ""
+    with suppress(SlurmError):  # it forgets a job after five minutes
+        shown = run_slurm("scontrol", "show", "job", "--oneliner", *job)
+        node = "".join(re.findall(r"\bBatchHost=(\S+)", shown))
+    if not node and chain.jobs:  # more likely it was cancelled before it had a node
+        return ""
+    return f"job {job[0]} never began: does {node or 'its node'} see {chain.home}?"
 
 
 def cancel(chain: Chain, *, now: bool) -> list[str]:
@@ -100,18 +77,18 @@ def cancel(chain: Chain, *, now: bool) -> list[str]:
         The jobs that still run, and end once the script has.
 
     Raises:
-        SlurmError: If Slurm does not do it. The chain ends all the same when its next job starts.
+        SlurmError: If Slurm does not do it. The chain ends nevertheless when its next job starts.
     """
-    chain.write("cancel", b"now" if now else b"save")
-    own = chain.own(own_jobs())
-    if pending := [job.job for job in own if job.is_pending]:
-        run_slurm("scancel", *pending)  # first, or the next one starts when the running one ends
-    running = [job.job for job in own if not job.is_pending]
-    if running:
+    chain.request_end()
+    running = chain.cancel_pending()  # first, or the next one would start when the running one ends
+    if running and now:
+        run_slurm("scancel", "--full", "--signal=KILL", *running)
+    elif running:
         run_slurm("scancel", "--batch", "--signal=TERM", *running)  # the job's program alone, which stops the script
-    else:
-        chain.record_end(ChainEnd(CANCELLED))
-    return running
+        return running
+    chain.load()  # as a job may have ended since
+    chain.save(CANCELLED)
+    return []
 
 
 def stream_logs(chain: Chain, *, follow: bool) -> Iterator[bytes]:
@@ -119,29 +96,27 @@ def stream_logs(chain: Chain, *, follow: bool) -> Iterator[bytes]:
 
     Args:
         chain: the chain.
-        follow: whether to wait for more until the chain has ended and nothing of it runs.
+        follow: whether to wait for more until the chain has ended, or nothing of it is queued.
     """
     offsets: dict[str, int] = {}
     current = ""
-    listed_at = -LISTING_INTERVAL
-    is_going_on = follow
+    ask_at = 0.0
     while True:
-        if follow and (_clock.monotonic() - listed_at >= LISTING_INTERVAL or chain.end() is not None):
-            listed_at = _clock.monotonic()
+        chain.load()
+        if follow and _clock.monotonic() >= ask_at:
+            ask_at = _clock.monotonic() + LISTING_INTERVAL
             with suppress(SlurmError):  # while the controller is away nothing is known to have ended
-                is_going_on = bool(chain.own(own_jobs()))
+                follow = bool(chain.list_jobs())
+        is_last = bool(chain.end) or not follow  # before the logs are read, so that nothing of them is missed
         for path in sorted(chain.folder.glob("job-*.log"), key=lambda path: (len(path.name), path.name)):
-            offset = offsets.get(path.name, 0)
-            if not path.exists() or path.stat().st_size <= offset:  # a link to a log that was removed
-                continue
-            if path.name != current:
-                current = path.name
-                yield f"== {path.stem.replace('-', ' ')} ==\n".encode()
-            with path.open("rb") as f:
-                f.seek(offset)
+            with suppress(FileNotFoundError), path.open("rb") as f:  # a link to a log that was removed
+                f.seek(offsets.get(path.name, 0))
                 while block := f.read(1 << 20):
+                    if path.name != current:
+                        current = path.name
+                        yield f"== {path.stem.replace('-', ' ')} ==\n".encode()
                     yield block
                 offsets[path.name] = f.tell()
-        if not is_going_on:
+        if is_last:
             return
         time.sleep(POLL_INTERVAL)

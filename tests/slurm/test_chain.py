@@ -51,7 +51,7 @@ def processes(cluster: Cluster, pattern: str) -> list[int]:
 
 
 def stops(chain: ChainOfTest) -> list[str]:
-    return [job.end.stop for job in chain.chain.jobs() if job.end]
+    return [job.stop for job in chain.jobs() if job.state]
 
 
 class TestTimeLimit:
@@ -61,7 +61,7 @@ class TestTimeLimit:
         chain.show("two jobs")
         assert stops(chain) == ["time limit", ""]
         chain.check_every_step_once(55)
-        assert not chain.chain.path("env.sh").exists()
+        assert not (chain.chain.folder / "env.sh").exists()
         assert "done" in cluster.run("det-core", "runs", "show", chain.chain.run_id).stdout
 
     @pytest.mark.parametrize("options", [(), TWO_NODES], ids=["one node", "two nodes"])
@@ -94,23 +94,23 @@ class TestKills:
         os.kill(pids[0], signal.SIGKILL)
         assert chain.wait_for_end() == "done"
         chain.show(f"kill of {victim}, {options[:2]}")
-        assert len(chain.chain.jobs()) == 2
+        assert len(chain.jobs()) == 2
         assert len(chain.rows()) == 60
         assert repeats or chain.repeated() == 0
 
     def test_death_of_slurmd_goes_on_on_the_other_node(self, cluster: Cluster) -> None:
         chain = cluster.submit("--time", "10", TOTAL="400", EVERY="10", PAUSE="0.3")
         chain.wait_for_step(15)
-        host = chain.chain.jobs()[0].host
+        host = chain.jobs()[0].host
         cluster.slurm.kill(host)
         try:
-            chain.wait(lambda: len(chain.chain.jobs()) == 2)
+            chain.wait(lambda: len(chain.jobs()) == 2)
         finally:
             cluster.slurm.start(host)
         assert chain.wait_for_end() == "done"
         chain.show("slurmd killed")
         assert [row.steps_completed for row in chain.rows()] == list(range(1, 401))
-        assert chain.chain.jobs()[1].host != host
+        assert chain.jobs()[1].host != host
 
 
 class TestStops:
@@ -140,7 +140,7 @@ class TestStops:
     def test_requeue_by_an_administrator_counts_as_the_next_job(self, cluster: Cluster) -> None:
         chain = cluster.submit("--time", "5", TOTAL="60")
         chain.wait_for_step(10)
-        (job,) = chain.chain.submitted()
+        job = chain.chain.submitted[0]
         cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
         cluster.run("scontrol", "requeue", job)
         until(lambda: "PENDING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T").stdout)
@@ -152,10 +152,10 @@ class TestStops:
     def test_scancel_of_the_running_job_ends_the_chain(self, cluster: Cluster) -> None:
         chain = cluster.submit("--time", "5", TOTAL="600")
         chain.wait_for_step(10)
-        cluster.run("scancel", *chain.chain.submitted())
+        cluster.run("scancel", chain.chain.submitted[0])
         assert chain.wait_for_end() == "cancelled"
         chain.show("scancel")
-        assert len(chain.chain.jobs()) == 1
+        assert len(chain.jobs()) == 1
         assert chain.checkpoint() is not None
 
     @pytest.mark.parametrize("options", [(), TWO_NODES], ids=["one node", "two nodes"])
@@ -176,7 +176,7 @@ class TestController:
         chain = cluster.submit(
             "--time", "2", "--stop-before", "40", "--setup", wait_for_go, TOTAL="240", PAUSE="0.5"
         )  # fmt: skip
-        (job,) = chain.chain.submitted()
+        job = chain.chain.submitted[0]
         until(lambda: "RUNNING" in cluster.run("squeue", "-h", "-j", job, "-o", "%T").stdout)
         state = cluster.slurm.folder / "state" / "job_state"
         saved = state.stat().st_mtime if state.exists() else 0
@@ -188,7 +188,7 @@ class TestController:
         cluster.slurm.start("slurmctld")
         assert chain.wait_for_end() == "done"
         chain.show("controller away at a start")
-        assert len(chain.chain.jobs()) == 2
+        assert len(chain.jobs()) == 2
         chain.check_every_step_once(240)
 
     def test_controller_away_when_a_job_ends_goes_on(self, cluster: Cluster) -> None:
@@ -196,7 +196,7 @@ class TestController:
         chain = cluster.submit("--time", "2", "--stop-before", "40", TOTAL="240", PAUSE="0.5")
         chain.wait_for_step(50)
         cluster.slurm.kill("slurmctld")
-        chain.wait(lambda: chain.chain.jobs()[0].ended)
+        chain.wait(lambda: chain.jobs()[0].ended)
         cluster.slurm.start("slurmctld")
         chain.wait_for_step(200)
         cluster.slurm.kill("slurmctld")
@@ -204,7 +204,7 @@ class TestController:
         cluster.slurm.start("slurmctld")
         assert chain.wait_for_end() == "done"
         chain.show("controller away at two ends")
-        assert len(chain.chain.jobs()) == 2
+        assert len(chain.jobs()) == 2
         chain.check_every_step_once(240)
 
 
@@ -212,17 +212,17 @@ class TestFailures:
     def test_script_that_fails_at_once_has_one_job(self, cluster: Cluster) -> None:
         chain = cluster.submit(*MINUTE, TOTAL="20", FAIL_AT="3")
         assert chain.wait_for_end().startswith("failed (status 1: ValueError: broken at step 3")
-        assert len(chain.chain.jobs()) == 1
+        assert len(chain.jobs()) == 1
 
     def test_script_that_fails_after_each_checkpoint_has_three_jobs(self, cluster: Cluster) -> None:
         chain = cluster.submit(*MINUTE, TOTAL="30", EVERY="10", FAIL_AT="23")
         assert "2 times in a row" in chain.wait_for_end()
         chain.show("fails at step 23")
-        assert len(chain.chain.jobs()) == 3
+        assert len(chain.jobs()) == 3
 
     def test_script_that_never_saves_has_three_jobs(self, cluster: Cluster) -> None:
         chain = cluster.submit(*MINUTE, TOTAL="600", ASKS="0")
         assert chain.wait_for_end() == "failed (3 jobs in a row left no newer checkpoint)"
         chain.show("never saves")
-        assert len(chain.chain.jobs()) == 3
+        assert len(chain.jobs()) == 3
         assert "before that a signal ends a process at once" in chain.log()

@@ -44,7 +44,7 @@ def test_batch_file_of_ones_own_makes_run_and_chain(cluster: Cluster) -> None:
     chain = ChainOfTest(cluster, cluster.newest())
     assert chain.wait_for_end() == "done"
     chain.show("batch file of one's own")
-    assert len(chain.chain.jobs()) == 2
+    assert len(chain.jobs()) == 2
     chain.check_every_step_once(240)
     assert "resumed (restart 1)" in cluster.det_core("logs", "latest").stdout
 
@@ -64,7 +64,7 @@ def test_home_that_the_node_does_not_see_is_named_by_list(cluster: Cluster) -> N
         chain = cluster.submit(TOTAL="5")
         until(lambda: not cluster.slurm.jobs())
         said = cluster.det_core("list")
-        job = chain.chain.submitted()[0]
+        job = chain.chain.submitted[0]
         assert f"job {job} never began: does node" in said.stderr and f"see {cluster.home}?" in said.stderr
         assert "broken off" in said.stdout
     finally:
@@ -77,7 +77,7 @@ def test_chain_whose_successor_was_cancelled_is_broken_off_and_goes_on_by_the_co
     chain.wait_for_step(10)
     pending = cluster.run("squeue", "-h", "-t", "PD", "-o", "%i").stdout.split()
     cluster.run("scancel", *pending)
-    cluster.run("scancel", "--batch", "--signal=USR1", *chain.chain.submitted())
+    cluster.run("scancel", "--batch", "--signal=USR1", chain.chain.submitted[0])
     chain.wait(lambda: not cluster.slurm.jobs())
     listed = cluster.det_core("list")
     assert "broken off" in listed.stdout
@@ -91,7 +91,7 @@ def test_list_and_logs_show_all_jobs(cluster: Cluster) -> None:
     chain = cluster.submit("--time", "5", "--partition", "low", TOTAL="40")
     chain.wait_for_step(5)
     (view,) = json.loads(cluster.det_core("list", "--json").stdout)
-    first = chain.chain.submitted()[0]
+    first = chain.chain.submitted[0]
     assert f"{first} RUNNING node" in view["state"] and "PENDING (Dependency)" in view["state"]
     cluster.run("scancel", "--batch", "--signal=USR1", first)
     followed = cluster.det_core("logs", "-f", chain.chain.run_id).stdout
@@ -108,7 +108,7 @@ def test_chain_whose_jobs_may_not_submit_ends_unless_all_were_submitted_at_once(
     alone = cluster.submit("--partition", "login", "--time", "5", *wait_for_go, TOTAL="400")
     several = cluster.submit("--partition", "login", "--time", "5", "--chain", "2", *wait_for_go, TOTAL="40")
     try:
-        first = [alone.chain.submitted()[0], several.chain.submitted()[0]]
+        first = [alone.chain.submitted[0], several.chain.submitted[0]]
         until(lambda: set(cluster.run("squeue", "-h", "-t", "R", "-o", "%i").stdout.split()) == set(first))
         cluster.run("scontrol", "update", "partitionname=login", "state=inactive")
         (cluster.folder / "go").touch()
@@ -116,12 +116,12 @@ def test_chain_whose_jobs_may_not_submit_ends_unless_all_were_submitted_at_once(
         several.wait_for_step(5)
         alone.wait(lambda: "where compute nodes may not submit jobs: det-core slurm submit --chain N" in alone.log())
         cluster.run("scancel", "--batch", "--signal=USR1", *first)
-        alone.wait(lambda: alone.chain.jobs()[0].ended)
+        alone.wait(lambda: alone.jobs()[0].ended)
     finally:
         cluster.run("scontrol", "update", "partitionname=login", "state=up")
     assert several.wait_for_end() == "done"
-    assert [job.job for job in several.chain.jobs()] == several.chain.submitted()
-    assert alone.chain.end() is None and "may not submit" not in several.log()
+    assert [job.job for job in several.jobs()] == several.chain.submitted
+    assert not alone.end() and "may not submit" not in several.log()
 
 
 def test_another_user_than_root_has_a_chain_of_two_jobs(cluster: Cluster) -> None:
@@ -129,18 +129,18 @@ def test_another_user_than_root_has_a_chain_of_two_jobs(cluster: Cluster) -> Non
     chain = user.submit("--time", "1", "--stop-before", "15", TOTAL="240", PAUSE="0.2")
     assert chain.wait_for_end() == "done"
     chain.show("another user")
-    assert len(chain.chain.jobs()) == 2
+    assert len(chain.jobs()) == 2
     chain.check_every_step_once(240)
     assert oct(chain.chain.folder.stat().st_mode & 0o777) == "0o700"
-    assert oct(chain.chain.path("secret").stat().st_mode & 0o777) == "0o600"
+    assert oct((chain.chain.folder / "secret").stat().st_mode & 0o777) == "0o600"
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])
 def test_secrets_are_seen_nowhere(cluster: Cluster, nodes: str) -> None:
     chain = cluster.submit("--time", "5", "--nodes", nodes, "--ranks-per-node", "2", TOTAL="600", TOKEN=TOKEN)
     chain.wait_for_step(5)
-    secret = chain.chain.path("secret").read_text()
-    (job,) = chain.chain.submitted()
+    secret = (chain.chain.folder / "secret").read_text()
+    job = chain.chain.submitted[0]
     seen = [
         cluster.run("squeue", "-o", "%all").stdout,
         cluster.run("scontrol", "show", "job", job).stdout,

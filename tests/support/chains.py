@@ -15,6 +15,7 @@ from det_core import client
 from det_core.journal import Row, read_run
 from det_core.slurm import Chain, find_chain
 from det_core.slurm._chain import newest_checkpoint
+from det_core.slurm._policy import JobRecord
 from support.hosts import NAMES
 from support.processes import until
 from support.slurm import Slurm
@@ -136,9 +137,19 @@ class ChainOfTest:
 
     def wait_for_end(self) -> str:
         """Wait until the chain has ended and nothing of it is queued or runs; return how it ended."""
-        self.wait(lambda: self.chain.end() is not None)
+        self.wait(lambda: self.end())
         until(lambda: not self.cluster.slurm.knows_jobs())
-        return str(self.chain.end())
+        return self.end()
+
+    def end(self) -> str:
+        """Return how the chain has ended; empty while it goes on."""
+        self.chain.load()
+        return self.chain.end
+
+    def jobs(self) -> list[JobRecord]:
+        """Return the records of the jobs that have had their turn."""
+        self.chain.load()
+        return self.chain.jobs
 
     def rows(self, *, superseded: bool = False) -> list[Row]:
         """The rows that the run has reported."""
@@ -154,13 +165,13 @@ class ChainOfTest:
 
     def pauses(self) -> list[float]:
         """Return the seconds between the end of each job and the start of the next one."""
-        jobs = self.chain.jobs()
+        jobs = self.jobs()
         return [round(b.started - (a.ended or 0), 1) for a, b in itertools.pairwise(jobs)]
 
     def show(self, title: str) -> None:
         """Print what the record of the test is to say."""
-        ends = [(job.end.state, job.end.status, job.end.stop) for job in self.chain.jobs() if job.end]
-        print(f"{title}: {self.chain.end()}; {len(ends)} jobs; {self.repeated()} of {len(self.rows())} repeated; "
+        ends = [(job.state, job.status, job.stop) for job in self.jobs() if job.state]
+        print(f"{title}: {self.end()}; {len(ends)} jobs; {self.repeated()} of {len(self.rows())} repeated; "
               f"pauses {self.pauses()}; {json.dumps(ends)}")  # fmt: skip
 
     def check_every_step_once(self, total: int) -> None:

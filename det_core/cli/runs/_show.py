@@ -162,9 +162,8 @@ def _chain(run: Run) -> list[tuple[str, str]]:
     chain = chain_of_run(run.path)
     if chain is None:
         return []
-    jobs = ", ".join(dict.fromkeys(job.job for job in chain.jobs())) or "none has started"
-    end = chain.end()
-    return [("slurm", f"{'goes on' if end is None else end}; jobs: {jobs}")]
+    jobs = ", ".join(dict.fromkeys(job.job for job in chain.jobs)) or "none has started"
+    return [("slurm", f"{chain.end or 'goes on'}; jobs: {jobs}")]
 
 
 def _state(run: Run) -> str:
