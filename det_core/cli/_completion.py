@@ -19,6 +19,7 @@ _det_core() {
   case "$COMP_CWORD:${COMP_WORDS[1]}:${COMP_WORDS[2]}" in
     1:*) words="@COMMANDS@" ;;
 @SUBCOMMANDS@    *:runs:show|*:runs:export|*:runs:rm|*:sync:*) words="$(det-core completion ids 2>/dev/null)" ;;
+    *:slurm:logs|*:slurm:cancel) words="$(det-core completion chains 2>/dev/null)" ;;
     *:checkpoint:describe|*:checkpoint:download|*:checkpoint:verify|*:checkpoint:rm)
       words="$(det-core completion checkpoints "$COMP_LINE" 2>/dev/null)" ;;
     @EXPERIMENTS@)
@@ -46,6 +47,8 @@ complete -c det-core -n '__fish_use_subcommand' -a '@COMMANDS@'
 @SUBCOMMANDS@complete -c det-core -a '(det-core completion ids 2>/dev/null)' \\
     -n '__fish_seen_subcommand_from runs; and __fish_seen_subcommand_from show export rm'
 complete -c det-core -a '(det-core completion ids 2>/dev/null)' -n '__fish_seen_subcommand_from sync'
+complete -c det-core -a '(det-core completion chains 2>/dev/null)' \\
+    -n '__fish_seen_subcommand_from slurm; and __fish_seen_subcommand_from logs cancel'
 complete -c det-core -a '(det-core completion checkpoints (commandline -pc) 2>/dev/null)' \\
     -n '__fish_seen_subcommand_from checkpoint; and __fish_seen_subcommand_from describe download verify rm'
 complete -c det-core -n '__fish_seen_subcommand_from checkpoint' -l run -x -a '(det-core completion ids 2>/dev/null)'
@@ -62,7 +65,7 @@ _FISH_SUB = (
     "-a '@WORDS@'\n"
 )
 _SHELLS = {"bash": (_BASH, _BASH_SUB), "fish": (_FISH, _FISH_SUB), "zsh": (_ZSH, _BASH_SUB)}
-_IDS = ("ids", "checkpoints", "experiments", "trials", "options")
+_IDS = ("ids", "chains", "checkpoints", "experiments", "trials", "options")
 _PATIENCE = 1.0
 """Seconds that a master may take to answer: somebody has pressed Tab."""
 _NEWEST = 5
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.shell in _IDS:
         find: Callable[[str], list[str]] = {
             "ids": lambda _line: _with_latest(_run_ids()),
+            "chains": lambda _line: _with_latest(_chain_ids()),
             "checkpoints": lambda line: _with_latest(_checkpoint_ids(line)),
             "experiments": lambda line: _with_latest(_asked(line, _experiment_ids)),
             "trials": lambda line: _asked(line, _trial_ids),
@@ -166,6 +170,14 @@ def _run_ids() -> list[str]:
     from det_core import client
 
     return [run.run_id for run in client.runs()]
+
+
+def _chain_ids() -> list[str]:
+    """Return the IDs of the runs that were submitted to Slurm, newest first."""
+    from det_core._env import Environment
+    from det_core.slurm import list_chains
+
+    return [chain.run_id for chain in list_chains(Environment.read().home)]
 
 
 def _checkpoint_ids(line: str) -> list[str]:

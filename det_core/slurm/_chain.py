@@ -6,8 +6,8 @@
 ``job.sh``, ``env.sh``  batch file; environment of the submit, which is removed at the end
 ``secret``              of the launchers and ranks of several nodes
 ``job-ID.log``          output of a job
-``stop-ID``             words between the programs of a job's nodes
-``cancel``              there once a person wants the chain to end
+``stop-ID``             number of the signal for the launchers of several nodes
+``cancel``              a person's wish that the chain ends: ``save`` or ``now``
 ======================  =================================================================
 """
 
@@ -43,9 +43,6 @@ class Chain:
         self.run_path = folder.parent
         self.run_id = self.run_path.name
         self.home = self.run_path.parent.parent
-        self.name = ""
-        self.jobs: list[JobRecord] = []
-        self.end = ""
         self.load()
 
     @classmethod
@@ -56,20 +53,19 @@ class Chain:
             RunError: If the run's directory cannot be made.
         """
         run = RunFolder.create(home, name=os.path.abspath(script_of(command)))
-        (run.path / FOLDER).mkdir(mode=0o700)
-        chain = cls(run.path / FOLDER)
-        chain.name = f"{name}.{run.run_id[-6:]}"
-        chain.save()
-        chain.write("secret", secrets.token_hex(32).encode())
-        return chain
+        folder = run.path / FOLDER
+        folder.mkdir(mode=0o700)
+        record = {"name": f"{name}.{run.run_id[-6:]}", "jobs": [], "end": ""}
+        write_whole(str(folder / "chain.json"), json.dumps(record).encode())
+        write_whole(str(folder / "secret"), secrets.token_hex(32).encode())
+        return cls(folder)
 
     def load(self) -> None:
         """Read name, jobs and end again, as another job of the chain has left them."""
-        with suppress(FileNotFoundError):  # while it is being made
-            record = json.loads((self.folder / "chain.json").read_bytes())
-            self.name = record["name"]
-            self.jobs = [JobRecord(**job) for job in record["jobs"]]
-            self.end = record["end"]
+        record = json.loads((self.folder / "chain.json").read_bytes())
+        self.name: str = record["name"]
+        self.jobs = [JobRecord(**job) for job in record["jobs"]]
+        self.end: str = record["end"]
 
     def save(self, end: str = "") -> None:
         """Write name and jobs, and at the end of the chain how it ended; then the environment of the submit goes."""
@@ -87,31 +83,32 @@ class Chain:
         """Replace one of the chain's files, readable by its owner alone."""
         write_atomic(self.folder / name, data, mode=0o600)
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether a person wants the chain to end."""
-        return (self.folder / "cancel").exists()
+    def read(self, name: str) -> str:
+        """Return the text of one of the chain's files; empty if there is none."""
+        with suppress(FileNotFoundError):
+            return (self.folder / name).read_text()
+        return ""
 
-    def request_end(self) -> None:
-        """Let the chain end whatever its jobs come to."""
-        (self.folder / "cancel").touch()
+    @property
+    def cancel_request(self) -> str:
+        """``save`` or ``now`` if a person wants the chain to end, else empty."""
+        return self.read("cancel")
 
     @property
     def submitted(self) -> list[str]:
         """IDs of the jobs that :meth:`submit` has submitted, oldest first."""
-        with suppress(FileNotFoundError):
-            return (self.folder / "submitted").read_text().split()
-        return []
+        return self.read("submitted").split()
 
     def submit_command(self, *options: str) -> list[str]:
         """Return the command that submits a job of this chain."""
         words = [f"--job-name={self.name}", f"--output={self.log('%j')}", *options]
         return ["sbatch", "--parsable", *words, str(self.folder / "job.sh"), str(self.folder)]
 
-    def submit(self, after: str = "") -> str:
+    def submit(self, after: str = "", timeout: float = COMMAND_TIMEOUT) -> str:
         """Submit a job that waits for the end of another one, and return its ID."""
         dependency = [f"--dependency=afterany:{after}"] * bool(after)
-        job = run_slurm(*self.submit_command(*dependency)).partition(";")[0]  # behind that is the cluster's name
+        answer = run_slurm(*self.submit_command(*dependency), timeout=timeout)
+        job = answer.partition(";")[0]  # behind that is the cluster's name
         self.write("submitted", " ".join([*self.submitted, job]).encode())
         return job
 

@@ -74,13 +74,9 @@ def main(place: str, name: str, max_jobs: str, stop_before: str, *command: str) 
 
 
 class Job:
-    """One job of a chain.
+    """One job of a chain, with the variables that Slurm has set for it.
 
-    Args:
-        chain: the chain.
-        launch: variables that Slurm has set.
-        max_jobs: how many jobs the chain may have.
-        stop_before: seconds before the time limit at which the script is asked to stop; at most a third of the limit.
+    The script is asked to stop ``stop_before`` seconds before the time limit, or a third of the limit if less.
     """
 
     def __init__(self, chain: Chain, launch: Mapping[str, str], max_jobs: int, stop_before: float) -> None:
@@ -141,13 +137,13 @@ class Job:
                 self._chain.load()
                 if not is_live(self._chain.run_path):
                     return True
-            if self._chain.end or self._chain.is_cancelled:
+            if self._chain.end or self._chain.cancel_request:
                 self.cancel_next()
                 return False
             self._print_once(f"run {self._chain.run_id} is still being written by an earlier job: waiting for its end")
             received = self._wait_for_signal(POLL_INTERVAL)
             if received and self._find_cause(self._record, received) == CANCELLED:
-                self._chain.request_end()
+                self._chain.write("cancel", b"save")
             elif received or _clock.now() >= self._stop_at:
                 print_notice("this job has waited until its stop time; the next one goes on waiting")
                 return False
@@ -155,7 +151,7 @@ class Job:
     def _judge(self) -> str:
         """Return how the chain ends after its jobs; empty if it goes on."""
         end = self._chain.end or decide(self._chain.jobs, self._max_jobs)
-        if not end and self._chain.is_cancelled:
+        if not end and self._chain.cancel_request:
             return CANCELLED
         return end
 
@@ -179,16 +175,24 @@ class Job:
             command = (*_SRUN, sys.executable, "-m", "det_core.slurm", "node", str(stop_file), *command)
         child = _node.start(command, environment)
         stop = self._wait_for_stop(child)
-        if stop and child.poll() is None:
-            print_notice(f"{stop}: asking the script to save and exit")
-            if self._is_alone:
-                child.send_signal(signal.SIGTERM)
-            else:  # srun would signal every process
-                stop_file.write_text("stop")
-        status = child.wait()
-        self._record_end(status, stop)
+        sent = 0
+        while stop and child.poll() is None:
+            number = signal.SIGTERM
+            action = "asking the script to save and exit"
+            if self._chain.cancel_request == "now":
+                number = signal.SIGKILL
+                action = "killing the script"
+            if number != sent:
+                sent = number
+                print_notice(f"{stop}: {action}")
+                if self._is_alone:
+                    child.send_signal(number)
+                else:  # srun would signal every process
+                    stop_file.write_text(f"{number:d}")
+            _node.wait_for_signal(POLL_INTERVAL)
+        self._record_end(child.returncode, stop)
         stop_file.unlink(missing_ok=True)
-        return _node.shell_status(status)
+        return _node.shell_status(child.returncode)
 
     def _wait_for_stop(self, child: subprocess.Popen[bytes]) -> str:
         """Wait until the script has to stop and return why; empty: it has ended before."""
@@ -203,12 +207,12 @@ class Job:
                 self._ask_controller(CHECK_TIMEOUT)  # an administrator may have given more time
                 if _clock.now() >= self._stop_at:
                     return TIME_LIMIT
-        return _node.wait_for_signal(0.0)  # which may have come to both
+        return self._wait_for_signal(0.0)  # which may have come to both
 
     def _wait_for_signal(self, timeout: float) -> str:
         """Wait for a signal to this program, or to the step that reports it, and return its name."""
         if _clock.monotonic() >= self._ask_at:
-            self._ask_controller()
+            self._ask_controller(min(COMMAND_TIMEOUT, max(CHECK_TIMEOUT, self._stop_at - _clock.now())))
         received = _node.wait_for_signal(timeout)
         if not received and self._notice and self._notice.poll() is not None:
             output, errors = self._notice.communicate()
@@ -221,7 +225,7 @@ class Job:
     def _record_end(self, status: int | None, stop: str) -> None:
         """Record how the last job of the chain ended; without a status a lost one, which could not do so itself."""
         record = self._chain.jobs[-1]
-        before = ([JobRecord(), *self._chain.jobs])[-2]
+        before = [JobRecord(), *self._chain.jobs][-2]
         run = RunRecord(self._chain.run_path)
         record.status = status
         record.stop = self._find_cause(record, stop)
@@ -234,14 +238,15 @@ class Job:
         record.is_newer = record.checkpoint not in (None, before.checkpoint)
         details = [str(r.get("detail") or "") for r in run.records("run_end") if r.restart >= before.starts]
         record.error = next(filter(None, details), "")
-        causes = [record.state, f"status {status}", record.stop]
+        outcome = f"status {status}"
         if status is None:
-            causes[1] = "not recorded by itself"
+            outcome = "without a record"
             with suppress(FileNotFoundError):
                 record.ended = self._chain.log(record.job).stat().st_mtime
         self._chain.save()
-        print_notice(f"job {record.job} on {record.host} ended: {', '.join(filter(None, causes))}")
-        if record.stop and record.state == "died":
+        causes = ", ".join(filter(None, (record.state, outcome, record.stop)))
+        print_notice(f"job {record.job} on {record.host} ended: {causes}")
+        if status is not None and record.stop and record.state == "died":
             from det_core.core._bare_run import cause_of_death  # its imports would delay the script's start
 
             if cause := cause_of_death(run):
@@ -254,7 +259,7 @@ class Job:
         which it was. On several nodes all processes of the script may have had it, and this program none.
         """
         deadline = _clock.monotonic() + CAUSE_TIMEOUT
-        while not self._chain.is_cancelled:
+        while not self._chain.cancel_request:
             if cause := stop_cause(self._chain.log(record.job), record.job, record.started):
                 return cause
             with suppress(SlurmError):
@@ -268,7 +273,7 @@ class Job:
     def _ask_controller(self, timeout: float = COMMAND_TIMEOUT) -> None:
         """Ask for the time limit and queue the next job; after a failure it is asked again.
 
-        While a command waits nobody looks at the script. That needs this program at its stop time alone.
+        Nobody looks at the script meanwhile, so ``timeout`` is short at its stop time.
         """
         self._ask_at = math.inf
         self._is_refused = False
@@ -282,7 +287,7 @@ class Job:
             # --chain, or a try whose answer was lost, may have queued one. Later on a person may have cancelled it.
             if not (self._is_followed or is_last or any(job.is_pending for job in jobs)):
                 self._is_refused = True  # the controller is there: if this fails it does not want the job
-                self._chain.submit(after=self._record.job)
+                self._chain.submit(after=self._record.job, timeout=timeout)
                 self._is_refused = False
             self._is_followed = True
         except SlurmError as e:

@@ -21,30 +21,25 @@ POLL_INTERVAL = 0.5
 
 
 def main(stop_file: str, *command: str) -> int:
-    """Run a command, ask it to stop once the file is not empty, and return its exit status."""
+    """Run a command, send it the signal whose number appears in the file, and return its exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     child = start(command)
-    is_asked = False
+    sent = 0
     while child.poll() is None:
         if wait_for_signal(POLL_INTERVAL):
-            is_asked = True  # Slurm has sent it to every process of the step
-        with suppress(OSError):  # of a file system that is away for a moment
-            if not is_asked and Path(stop_file).read_bytes():  # by open(), at which NFS asks whether it has changed
-                is_asked = True
-                child.send_signal(signal.SIGTERM)
+            sent = signal.SIGTERM  # by Slurm, to every process of the step
+        with suppress(OSError, ValueError):  # while the file is empty, or its file system away for a moment
+            number = int(Path(stop_file).read_bytes())  # by open(), at which NFS asks whether it has changed
+            if number != sent:
+                sent = number
+                child.send_signal(number)  # with the launcher end its ranks
     return shell_status(child.returncode)
 
 
 def start(
     command: tuple[str, ...], environment: Mapping[str, str] | None = None, output: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process that is asked to stop when this one dies.
-
-    Args:
-        command: program and arguments.
-        environment: its variables; None: this process's.
-        output: stdout and stderr, as Popen takes them.
-    """
+    """Start a process that is asked to stop when this one dies, with ``output`` as its stdout and stderr."""
     parent = os.getpid()
 
     def prepare() -> None:

@@ -110,7 +110,7 @@ def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Ch
     Args:
         home: where runs are kept; all nodes have to see it.
         options: what to run and where.
-        variables: ``NAME`` or ``NAME=VALUE`` to add to the environment of the submit.
+        variables: see :func:`environment_file`.
 
     Raises:
         ValueError: If options contradict each other.
@@ -123,9 +123,9 @@ def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Ch
     try:
         chain.write("env.sh", environment)
         chain.write("job.sh", batch_file(options, os.getcwd()).encode())
-        dependency: list[str] = []
+        job = ""
         for _ in range(options.chain or 1):
-            dependency = [f"--dependency=afterany:{chain.submit(*dependency)}"]
+            job = chain.submit(after=job)
     except BaseException:
         with suppress(SlurmError):  # such as a limit of jobs in the queue, which the first ones were within
             if chain.submitted:
@@ -136,12 +136,7 @@ def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Ch
 
 
 def batch_file(options: JobOptions, cwd: str) -> str:
-    """Return the batch file: of all jobs of a chain, and for people who submit it themselves.
-
-    Args:
-        options: what was asked for.
-        cwd: directory of the script.
-    """
+    """Return the batch file of all jobs of a chain, also for people who submit it themselves."""
     directives = {"job-name": options.chain_name, "nodes": str(options.nodes), "ntasks-per-node": "1",
                   "chdir": cwd, **options.slurm, "open-mode": "append"}  # fmt: skip
     lines = [f"#SBATCH --{name}={shlex.quote(value)}".removesuffix("=''") for name, value in directives.items()]
@@ -158,11 +153,7 @@ def batch_file(options: JobOptions, cwd: str) -> str:
 
 
 def environment_file(variables: Mapping[str, str], added: Sequence[str] = ()) -> bytes:
-    """Return shell lines that set the environment of a submit.
-
-    Args:
-        variables: those of the submit.
-        added: ``NAME`` for one that would be left out, or ``NAME=VALUE``.
+    """Return shell lines that set the variables of a submit, with added ones: ``NAME=VALUE``, or ``NAME`` of those.
 
     Raises:
         ValueError: If a variable to add is not set.

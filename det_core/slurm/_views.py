@@ -20,21 +20,18 @@ LISTING_INTERVAL = 10.0
 
 
 def describe(chain: Chain, listed: Sequence[QueuedJob] | None) -> dict[str, Any]:
-    """Return what to show of a chain.
+    """Return what to show of a chain, given Slurm's jobs of this user, or None if Slurm does not answer.
 
-    Args:
-        chain: the chain.
-        listed: Slurm's jobs of this user; None: Slurm does not answer.
-
-    Returns:
-        Its state in Slurm's words, the jobs that have started, ID and step of the newest checkpoint, the seconds that
-        its jobs have run, and what to do where it does not go on by itself.
+    ``state`` is in Slurm's words as long as it has jobs, ``seconds`` the time that they have run, and ``advice`` what
+    to do where the chain does not go on by itself.
     """
     queued = [job for job in listed or () if job.name == chain.name]
     state = chain.end or "; ".join(map(str, queued))
     advice = ""
     if not state and listed is None:
         state = "unknown"
+    elif not state and chain.cancel_request:
+        state = CANCELLED
     elif not state:
         state = "broken off"
         go_on = shlex.join(chain.submit_command("--export=NIL"))
@@ -67,37 +64,23 @@ def _never_began(chain: Chain) -> str:
 
 
 def cancel(chain: Chain, *, now: bool) -> list[str]:
-    """End a chain: cancel what is queued, ask what runs to save and end.
-
-    Args:
-        chain: the chain.
-        now: kill the script instead.
-
-    Returns:
-        The jobs that still run, and end once the script has.
+    """End a chain and return the jobs that end once the script has, which saves first unless it is to end ``now``.
 
     Raises:
         SlurmError: If Slurm does not do it. The chain ends nevertheless when its next job starts.
     """
-    chain.request_end()
+    chain.write("cancel", {False: b"save", True: b"now"}[now])
     running = chain.cancel_pending()  # first, or the next one would start when the running one ends
-    if running and now:
-        run_slurm("scancel", "--full", "--signal=KILL", *running)
-    elif running:
+    if running:
         run_slurm("scancel", "--batch", "--signal=TERM", *running)  # the job's program alone, which stops the script
-        return running
-    chain.load()  # as a job may have ended since
-    chain.save(CANCELLED)
-    return []
+    else:
+        chain.load()  # as a job may have ended since
+        chain.save(CANCELLED)
+    return running
 
 
 def stream_logs(chain: Chain, *, follow: bool) -> Iterator[bytes]:
-    """Yield the logs of all jobs of a chain as one stream, with a line before each job's.
-
-    Args:
-        chain: the chain.
-        follow: whether to wait for more until the chain has ended, or nothing of it is queued.
-    """
+    """Yield the logs of all jobs as one stream, with a line before each job's; ``follow``: to the chain's end."""
     offsets: dict[str, int] = {}
     current = ""
     ask_at = 0.0

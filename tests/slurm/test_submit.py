@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from support.chains import ChainOfTest, Cluster, show_python
+from det_core.slurm import find_chain
+from support.chains import ChainOfTest, Cluster
 from support.hosts import NAMES
 from support.processes import until
 
-USER = 5  # games: a system user of Debian that owns nothing
 TOKEN = "token-of-the-submitter-4711"
-
-
-def as_user(cluster: Cluster) -> Cluster:
-    """Return the cluster as another user than root sees it."""
-    show_python(cluster.slurm)
-    cluster.folder.chmod(0o777)
-    return Cluster(cluster.slurm, cluster.folder, USER)
 
 
 def test_refusal_of_sbatch_is_one_line_and_leaves_nothing(cluster: Cluster) -> None:
@@ -30,30 +23,19 @@ def test_refusal_of_sbatch_is_one_line_and_leaves_nothing(cluster: Cluster) -> N
     assert not list((cluster.home / "runs").iterdir())
 
 
-def test_dry_run_prints_the_batch_file_and_makes_nothing(cluster: Cluster) -> None:
-    text = cluster.det_core("submit", "--dry-run", "--time", "4:00:00", "--", "python", "train.py").stdout
-    assert "#SBATCH --time=4:00:00\n" in text
-    assert not cluster.home.exists()
-
-
 def test_batch_file_of_ones_own_makes_run_and_chain(cluster: Cluster) -> None:
-    text = cluster.det_core("script", "--time", "1", "--stop-before", "15", "--", "python", "train.py").stdout
+    options = ("--time", "1", "--stop-before", "15", "--", "python", "train.py")
+    text = cluster.det_core("script", *options).stdout
+    assert cluster.det_core("submit", "--dry-run", *options).stdout == text and not cluster.home.exists()
     cluster.script("mine.sh", text)
     cluster.run("sbatch", "mine.sh", TOTAL="240", PAUSE="0.2")
     until(lambda: list(cluster.home.glob("runs/*/slurm/chain.json")))
-    chain = ChainOfTest(cluster, cluster.newest())
+    chain = ChainOfTest(cluster, find_chain(cluster.home, "latest"))
     assert chain.wait_for_end() == "done"
     chain.show("batch file of one's own")
     assert len(chain.jobs()) == 2
     chain.check_every_step_once(240)
     assert "resumed (restart 1)" in cluster.det_core("logs", "latest").stdout
-
-
-def test_python_that_is_not_on_the_node_is_named(cluster: Cluster) -> None:
-    text = cluster.det_core("script", "--", "python", "train.py").stdout
-    cluster.script("mine.sh", text.replace("\npython=", "\npython=/not/there"))
-    cluster.run("sbatch", "--wait", "--output=out", "mine.sh", check=False)
-    assert "has no /not/there" in (cluster.folder / "out").read_text()
 
 
 def test_home_that_the_node_does_not_see_is_named_by_list(cluster: Cluster) -> None:
@@ -122,17 +104,6 @@ def test_chain_whose_jobs_may_not_submit_ends_unless_all_were_submitted_at_once(
     assert several.wait_for_end() == "done"
     assert [job.job for job in several.jobs()] == several.chain.submitted
     assert not alone.end() and "may not submit" not in several.log()
-
-
-def test_another_user_than_root_has_a_chain_of_two_jobs(cluster: Cluster) -> None:
-    user = as_user(cluster)
-    chain = user.submit("--time", "1", "--stop-before", "15", TOTAL="240", PAUSE="0.2")
-    assert chain.wait_for_end() == "done"
-    chain.show("another user")
-    assert len(chain.jobs()) == 2
-    chain.check_every_step_once(240)
-    assert oct(chain.chain.folder.stat().st_mode & 0o777) == "0o700"
-    assert oct((chain.chain.folder / "secret").stat().st_mode & 0o777) == "0o600"
 
 
 @pytest.mark.parametrize("nodes", ["1", "2"])

@@ -21,18 +21,29 @@ from support.processes import until
 from support.slurm import Slurm
 
 TRAIN = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from det_core import core
 
-total, every, fail_at = (int(os.environ.get(name, "0")) for name in ("TOTAL", "EVERY", "FAIL_AT"))
+total, every, fail_at, workers = (int(os.environ.get(k, "0")) for k in ("TOTAL", "EVERY", "FAIL_AT", "WORKERS"))
 asks, pause = os.environ.get("ASKS", "1") == "1", float(os.environ.get("PAUSE", "0.2"))
+if os.environ.get("DEAF"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+class Steps(list):
+    def __getitem__(self, i):
+        time.sleep(pause)
+        return list.__getitem__(self, i)
+
 with core.init(distributed=core.DistributedContext.detect()) as ctx:
     with ctx.checkpoint.resume() as path:
-        step = json.loads((path / "step.json").read_text()) if path else 0
+        done = json.loads((path / "step.json").read_text()) if path else 0
     chief = ctx.distributed.rank == 0
-    while step < total:
-        time.sleep(pause)
-        step += 1
+    left = Steps(range(done + 1, total + 1))
+    loader = map(left.__getitem__, range(len(left)))
+    if workers:
+        import torch
+        loader = torch.utils.data.DataLoader(left, num_workers=workers)
+    for step in map(int, loader):
         if chief:
             ctx.train.report_training_metrics(step, {"loss": 1 / step})
         if step == fail_at:
@@ -86,10 +97,6 @@ class Cluster:
         match = re.search(r"^run (\S+)", said, re.MULTILINE)
         assert match, said
         return ChainOfTest(self, find_chain(self.home, match[1]))
-
-    def newest(self) -> Chain:
-        """Return the newest chain."""
-        return find_chain(self.home, "latest")
 
 
 def show_python(slurm: Slurm) -> None:

@@ -16,6 +16,7 @@ import pytest
 import det_core
 from det_core.cli import main
 from det_core.cli._commands import ALIASES, COMMANDS
+from det_core.slurm import Chain
 from support import commands
 from support.journals import one_run
 from support.stored import run_with_checkpoints
@@ -142,14 +143,17 @@ def complete(*lines: str) -> list[set[str]]:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes_commands_and_run_ids(home: Path) -> None:
     run_id = one_run(home).run_id
+    chain_id = Chain.create(home, "fit", ["fit.py"]).run_id
     lines = {
         "det-core ": set(COMMANDS),
         "det-core ru": {"run", "runs"},
         "det-core runs ": {"list", "show", "export", "rm"},
         "det-core runs s": {"show"},
         "det-core runs rm --": {"--folder-only", "--help", "--home", "--yes"},
-        "det-core runs show ": {run_id, "latest"},
-        f"det-core runs rm {run_id[:4]}": {run_id},
+        "det-core runs show ": {run_id, chain_id, "latest"},
+        f"det-core runs rm {run_id}": {run_id},
+        "det-core slurm logs -f ": {chain_id, "latest"},
+        f"det-core slurm cancel {chain_id[:4]}": {chain_id},
     }
     assert complete(*lines) == list(lines.values())
 

@@ -16,6 +16,8 @@ KILLED = JobRecord("died", -9)
 PREEMPTED = JobRecord("died", 143, PREEMPTION)
 NODE_LOST = JobRecord("died", None, LOST)
 GOES_ON = ""
+TWICE = "failed (status 1: ValueError: broken; 2 times in a row without a newer checkpoint)"
+STALLS = "failed (3 jobs in a row left no newer checkpoint)"
 
 
 @pytest.mark.parametrize(
@@ -38,21 +40,17 @@ GOES_ON = ""
         ([BROKEN], "failed (status 1: ValueError: broken; no checkpoint to go on from)"),
         ([BROKEN_LATER], GOES_ON),
         ([BROKEN_LATER, BROKEN], GOES_ON),
-        (
-            [BROKEN_LATER, BROKEN, BROKEN],
-            "failed (status 1: ValueError: broken; 2 times in a row without a newer checkpoint)",
-        ),
+        ([BROKEN_LATER, BROKEN, BROKEN], TWICE),
         ([BROKEN_LATER, BROKEN, OTHERWISE_BROKEN], GOES_ON),
-        ([BROKEN_LATER, BROKEN, OTHERWISE_BROKEN, BROKEN], "failed (3 jobs in a row left no newer checkpoint)"),
+        ([BROKEN_LATER, BROKEN, OTHERWISE_BROKEN, BROKEN], STALLS),
         ([BROKEN_LATER, BROKEN, PREEMPTED, BROKEN], GOES_ON),
         ([JobRecord("failed", 0)], "failed (status 0; no checkpoint to go on from)"),
         ([JobRecord("failed", 1, PREEMPTION)], GOES_ON),
         ([JobRecord("running", 1)], GOES_ON),
         ([JobRecord("failed", 137)], GOES_ON),
-        ([KILLED], GOES_ON),
         ([KILLED, KILLED], GOES_ON),
-        ([KILLED, KILLED, KILLED], "failed (3 jobs in a row left no newer checkpoint)"),
-        ([STALLED, STALLED, STALLED], "failed (3 jobs in a row left no newer checkpoint)"),
+        ([KILLED, KILLED, KILLED], STALLS),
+        ([STALLED, STALLED, STALLED], STALLS),
         ([STALLED, PREEMPTED, NODE_LOST, STALLED], GOES_ON),
         ([PREEMPTED] * 5 + [NODE_LOST] * 4, GOES_ON),
         ([STALLED, STOPPED, STALLED, STALLED], GOES_ON),

@@ -32,11 +32,8 @@ def queued(chain: Chain) -> list[QueuedJob]:
 
 def test_describe_shows_what_slurm_says_of_the_jobs(chain: Chain) -> None:
     view = describe(chain, queued(chain))
-    assert (view["state"], view["jobs"]) == ("9 PENDING (Dependency); 8 RUNNING node2", ["7", "8"])
-    assert view["advice"] == ""
-
-
-def test_describe_without_an_answer_of_slurm_is_unknown(chain: Chain) -> None:
+    state = "9 PENDING (Dependency); 8 RUNNING node2"
+    assert (view["state"], view["jobs"], view["advice"]) == (state, ["7", "8"], "")
     assert describe(chain, None)["state"] == "unknown"
 
 
