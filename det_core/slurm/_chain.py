@@ -56,8 +56,8 @@ class Chain:
         folder = run.path / FOLDER
         folder.mkdir(mode=0o700)
         record = {"name": f"{name}.{run.run_id[-6:]}", "jobs": [], "end": ""}
-        write_whole(str(folder / "chain.json"), json.dumps(record).encode())
-        write_whole(str(folder / "secret"), secrets.token_hex(32).encode())
+        write_atomic(folder / "chain.json", json.dumps(record).encode(), mode=0o600)
+        write_atomic(folder / "secret", secrets.token_hex(32).encode(), mode=0o600)
         return cls(folder)
 
     def load(self) -> None:
