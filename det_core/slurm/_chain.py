@@ -96,7 +96,7 @@ class Chain:
 
     @property
     def submitted(self) -> list[str]:
-        """IDs of the jobs that :meth:`submit` has submitted, oldest first."""
+        """IDs of the jobs, oldest first, but of those that a person has submitted to go on."""
         return self.read("submitted").split()
 
     def submit_command(self, *options: str) -> list[str]:
@@ -112,13 +112,14 @@ class Chain:
         self.write("submitted", " ".join([*self.submitted, job]).encode())
         return job
 
-    def list_jobs(self, timeout: float = COMMAND_TIMEOUT) -> list[QueuedJob]:
-        """Return the chain's jobs that have not ended, as Slurm lists them."""
-        return [job for job in list_jobs(timeout) if job.name == self.name]
+    def own(self, jobs: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """Return those of Slurm's jobs that are this chain's; the first one that a person submits has another name."""
+        submitted = self.submitted
+        return [job for job in jobs if job.name == self.name or job.job in submitted]
 
     def cancel_pending(self) -> list[str]:
         """Cancel the jobs that have not started, and return the IDs of those that have."""
-        jobs = self.list_jobs()
+        jobs = self.own(list_jobs())
         if pending := [job.job for job in jobs if job.is_pending]:
             run_slurm("scancel", *pending)
         return [job.job for job in jobs if not job.is_pending]

@@ -33,6 +33,7 @@ from det_core.slurm._commands import (
     SlurmError,
     few_variables,
     is_preempted,
+    list_jobs,
     stop_cause,
 )
 from det_core.slurm._policy import LOST, NOT_BEGUN, JobRecord, decide
@@ -57,13 +58,15 @@ _NOTICE = ("--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none", "--
 def main(place: str, name: str, max_jobs: str, stop_before: str, *command: str) -> int:
     """Run one job of a chain; it begins one where ``place`` is not a chain's directory but the batch file itself."""
     environment = Environment.read()
+    job_id = environment.launch["SLURM_JOB_ID"]
     if os.path.isdir(place):
         chain = Chain(Path(place))
     else:
         chain = Chain.create(environment.home, name, command)
         chain.write("env.sh", environment_file(changed_environment({})))
         chain.write("job.sh", Path(place).read_bytes())
-        chain.log(environment.launch["SLURM_JOB_ID"]).symlink_to(os.readlink("/proc/self/fd/1"))
+        chain.write("submitted", job_id.encode())
+        chain.log(job_id).symlink_to(os.readlink("/proc/self/fd/1"))
         print_notice(f"run {chain.run_id} in {chain.run_path}")
     job = Job(chain, environment.launch, int(max_jobs), float(stop_before))
     try:
@@ -278,7 +281,7 @@ class Job:
         self._ask_at = math.inf
         self._is_refused = False
         try:
-            jobs = self._chain.list_jobs(timeout)
+            jobs = self._chain.own(list_jobs(timeout))
             for job in jobs:
                 if job.job == self._record.job:
                     third = max((job.end_time - self._record.started) / 3, 1.0)

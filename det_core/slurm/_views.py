@@ -12,7 +12,7 @@ from typing import Any
 from det_core import _clock
 from det_core.journal import RunRecord
 from det_core.slurm._chain import Chain, newest_checkpoint
-from det_core.slurm._commands import CANCELLED, QueuedJob, SlurmError, run_slurm
+from det_core.slurm._commands import CANCELLED, QueuedJob, SlurmError, list_jobs, run_slurm
 
 POLL_INTERVAL = 0.5
 LISTING_INTERVAL = 10.0
@@ -25,7 +25,7 @@ def describe(chain: Chain, listed: Sequence[QueuedJob] | None) -> dict[str, Any]
     ``state`` is in Slurm's words as long as it has jobs, ``seconds`` the time that they have run, and ``advice`` what
     to do where the chain does not go on by itself.
     """
-    queued = [job for job in listed or () if job.name == chain.name]
+    queued = chain.own(listed or ())
     state = chain.end or "; ".join(map(str, queued))
     advice = ""
     if not state and listed is None:
@@ -89,7 +89,7 @@ def stream_logs(chain: Chain, *, follow: bool) -> Iterator[bytes]:
         if follow and _clock.monotonic() >= ask_at:
             ask_at = _clock.monotonic() + LISTING_INTERVAL
             with suppress(SlurmError):  # while the controller is away nothing is known to have ended
-                follow = bool(chain.list_jobs())
+                follow = bool(chain.own(list_jobs()))
         is_last = bool(chain.end) or not follow  # before the logs are read, so that nothing of them is missed
         for path in sorted(chain.folder.glob("job-*.log"), key=lambda path: (len(path.name), path.name)):
             with suppress(FileNotFoundError), path.open("rb") as f:  # a link to a log that was removed

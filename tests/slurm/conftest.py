@@ -28,7 +28,7 @@ PartitionName=high Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMo
 
 @pytest.fixture(scope="session")
 def slurm(hosts: Hosts) -> Iterator[Slurm]:
-    """A cluster for all tests, in a directory that every user may enter."""
+    """Start a cluster for all tests, in a directory that every user may enter."""
     if reason := missing():
         skip_or_fail(reason)
     folder = Path(tempfile.mkdtemp(prefix="det-core-slurm-"))
@@ -43,7 +43,7 @@ def slurm(hosts: Hosts) -> Iterator[Slurm]:
 
 @pytest.fixture
 def cluster(slurm: Slurm) -> Iterator[Cluster]:
-    """The same with a home directory of the test's own; afterwards nothing is queued and nothing runs."""
+    """Yield the cluster with a home directory of the test's own; afterwards nothing is queued and nothing runs."""
     folder = Path(tempfile.mkdtemp(prefix="det-core-chain-"))
     folder.chmod(0o755)
     yield Cluster(slurm, folder)

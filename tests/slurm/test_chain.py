@@ -23,7 +23,7 @@ def stops(chain: ChainOfTest) -> list[str]:
 
 class TestTimeLimit:
     def test_chain_of_two_jobs_ends_by_itself_with_every_step_once(self, cluster: Cluster) -> None:
-        """Of a user who is not root."""
+        """Run it as a user who is not root."""
         show_python(cluster.slurm)
         cluster.folder.chmod(0o777)
         user = Cluster(cluster.slurm, cluster.folder, USER)

@@ -1,4 +1,4 @@
-"""What Slurm's commands and a job's output say."""
+"""Output of Slurm's commands and of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the list says of a chain by its record and Slurm's listing."""
+"""The list of chains, from their records and Slurm's listing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from det_core.slurm._policy import JobRecord
 
 @pytest.fixture
 def chain(home: Path) -> Chain:
-    """A chain with one job that has ended and one that runs."""
+    """Return a chain with one job that has ended and one that runs."""
     chain = Chain.create(home, "fit", ["python", "fit.py"])
     chain.jobs = [JobRecord("preempted", 0, job="7", started=100.0, ended=160.0), JobRecord(job="8", started=163.0)]
     chain.save()
@@ -57,6 +57,5 @@ def test_find_chain_takes_id_name_or_latest(chain: Chain, home: Path) -> None:
         assert find_chain(home, name).folder == chain.folder
     with pytest.raises(RunNotFound):
         find_chain(home, "x")
-    bare = RunFolder.create(home, name="bare")
     with pytest.raises(ValueError, match="has no chain of Slurm jobs"):
-        find_chain(home, bare.run_id)
+        find_chain(home, RunFolder.create(home, name="bare").run_id)
