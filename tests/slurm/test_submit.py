@@ -34,7 +34,7 @@ def test_batch_file_of_ones_own_makes_run_and_chain(cluster: Cluster) -> None:
     chain.show("batch file of one's own")
     assert len(chain.jobs()) == 2
     chain.check_every_step_once(240)
-    assert "resumed (restart 1)" in cluster.det_core("logs", "latest").stdout
+    assert "started again (restart 1)" in cluster.det_core("logs", "latest").stdout
 
 
 def test_home_that_the_node_does_not_see_is_named_by_list(cluster: Cluster) -> None:
