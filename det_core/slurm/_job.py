@@ -253,7 +253,7 @@ class Job:
             from det_core.core._bare_run import cause_of_death  # its imports would delay the script's start
 
             if cause := cause_of_death(run):
-                print_notice(f"the script died of the request to stop: {cause}. It goes on from its last checkpoint")
+                print_notice(f"the script died {cause}; it resumes from its last checkpoint")
 
     def _find_cause(self, record: JobRecord, stop: str) -> str:
         """Return why a person or Slurm stopped a job where they did, else ``stop``.

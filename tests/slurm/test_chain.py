@@ -168,4 +168,4 @@ class TestFailures:
         assert chain.wait_for_end() == "failed (3 jobs in a row left no newer checkpoint)"
         chain.show("never saves")
         assert len(chain.jobs()) == 3
-        assert "before that a signal ends a process at once" in chain.log()
+        assert "until which a signal ends the process at once" in chain.log()
