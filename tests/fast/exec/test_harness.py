@@ -148,7 +148,7 @@ def test_a_person_makes_mistakes(
     assert "error: model_def.py:12: unknown hyperparameter 'lr'" in said and "Traceback" not in said
     (tmp_path / "records.yaml").write_text(FILE.replace("{hidden: {type: int, minval: 1, maxval: 4}, fixed: 7}", "1"))
     assert main(["model_def:Digits", "--config", "records.yaml"]) == 2
-    assert "min_checkpoint_period is in records, which needs the hyperparameter" in capsys.readouterr().err
+    assert "min_checkpoint_period in records requires the hyperparameter" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "--config experiment.yaml" in capsys.readouterr().out
