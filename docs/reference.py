@@ -20,17 +20,17 @@ MADE = (
     "ProfilerContext", "PyTorchExperimentalContext", "PyTorchTrialContext", "Run", "SearcherContext",
     "SearcherOperation", "TrainContext", "Trial",
 )  # fmt: skip
-"""Classes that nobody makes by hand: how they are constructed is nobody's business."""
+"""Classes that users do not construct, so that their constructors are not documented."""
 HEAD = """\
 # Reference
 
-Written by `make docs` from the docstrings; `help()` shows the same in Python. What commands take is said by
-`det-core COMMAND --help`; the keys of an experiment file are in [their own reference](reference-experiment.md).
+Generated from the docstrings by `make docs`; `help()` shows the same in Python. `det-core COMMAND --help` describes
+commands; the keys of an experiment file are in [their own reference](reference-experiment.md).
 """
 
 
 def reference() -> str:
-    """The whole page, as Markdown."""
+    """Return the page as Markdown."""
     loader = griffe.GriffeLoader(search_paths=[ROOT], docstring_parser=griffe.Parser.google)
     package = loader.load("det_core")
     loader.resolve_aliases()
@@ -44,7 +44,7 @@ def reference() -> str:
 
 
 def _public(module: griffe.Module) -> Iterator[griffe.Object]:
-    """What a module offers: ``__all__``, else all that it defines itself and that has no underscore."""
+    """Return the public names of a module: ``__all__``, or all its own names without an underscore."""
     if module.exports is not None:
         names = sorted(str(name) for name in module.exports)
     else:
@@ -57,7 +57,7 @@ def _public(module: griffe.Module) -> Iterator[griffe.Object]:
 
 
 def _described(each: griffe.Object) -> Iterator[str]:
-    """A class with its public members, a function, or a constant."""
+    """Yield the Markdown of a class with its public members, a function, or a constant."""
     if not each.is_class:
         yield f"### {each.name}\n"
         yield from [*_signature(each), *_docstring(each)]
@@ -69,12 +69,13 @@ def _described(each: griffe.Object) -> Iterator[str]:
     yield from _docstring(each, without="parameters" if each.name in MADE else "")
     members = [member.final_target if member.is_alias else member for member in each.all_members.values()]
     members = [member for member in members if member.docstring is not None and _is_its_own(member, each)]
-    told = "".join(
+    attributes = "".join(
         f"- `{member.name}`: {_plain(' '.join(member.docstring.value.split()))}\n"
         for member in members
         if member.is_attribute and member.docstring is not None
     )
-    yield from [told] if told else []
+    if attributes:
+        yield attributes
     for member in members:
         if member.is_function:
             yield f"#### {each.name}.{member.name}\n"
@@ -82,7 +83,7 @@ def _described(each: griffe.Object) -> Iterator[str]:
 
 
 def _is_its_own(member: griffe.Object, of: griffe.Object) -> bool:
-    """Whether a member is told of with a class: one of its own, or of a base class that is not public."""
+    """Return whether a member is documented with a class: its own, or that of a private base class."""
     owner = member.parent
     own = owner is of or (owner is not None and owner.name.startswith("_") and owner.path.startswith("det_core"))
     return own and not member.name.startswith("_")
@@ -93,7 +94,7 @@ def _is_exception(each: griffe.Object) -> bool:
 
 
 def _signature(function: griffe.Object, name: str | None = None) -> list[str]:
-    """How it is called, as a block of Python that is not to be run."""
+    """Return the signature as a block of Python that is not run."""
     if not function.is_function:
         return []
     arguments, kinds = [], griffe.ParameterKind
@@ -117,7 +118,7 @@ def _signature(function: griffe.Object, name: str | None = None) -> list[str]:
 
 
 def _docstring(each: griffe.Object, without: str = "") -> list[str]:
-    """The sections of a docstring, as Markdown, but for those of one kind."""
+    """Yield the sections of a docstring as Markdown, except those of one kind."""
     if each.docstring is None:
         return []
     parts = []

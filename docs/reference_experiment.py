@@ -47,37 +47,34 @@ resources:
   slots_per_trial: 1
 ```
 
-- All mistakes in a file are said at once, a line for each: where, what is there, and what is wrong. Keys that do not
-  fit together are told once each of them is right. No value below `checkpoint_storage` or `environment`, nor one of an
-  override, is ever repeated.
+- All mistakes in a file are reported together, one line for each: the key, its value, and the problem. Keys that
+  contradict each other are reported once each of them is valid. Values below `checkpoint_storage` and `environment`, and
+  values of overrides, are never printed.
 - `true` and `false` may be written as `yes`, `no`, `on` and `off`, and an integer as `1e3`.
-- Keys without effect on this master (marked so below) are accepted, so that files of clusters run unchanged; one
-  warning names those that are given.
-- `--config searcher.max_trials=8` changes a value for one time; the value is read as YAML.
-- Numbers and words are those of YAML 1.2: `1e-4` is a number, `012` is twelve, `no` and dates are texts. A key that is
-  given twice is a mistake.
+- Keys without effect on this master (marked below) are accepted, so that files of clusters run unchanged; one warning
+  names them.
+- `--config searcher.max_trials=8` overrides a value; it is parsed as YAML.
+- The format is YAML 1.2: `1e-4` is a number, `012` is twelve, `no` and dates are strings. A duplicate key is an error.
 - `determined.launch.torch_distributed` in `entrypoint` becomes `det_core.launch.torch_distributed`, with a notice.
 """
 SPACE = """\
-Each hyperparameter is one of the kinds below. A value alone is a constant: a text, a number, true, false, null, or
-a list. An object without `type` is an object of hyperparameters again, so none of those can be called `type`. The
-one that is called `global_batch_size` takes integers only. A grid has at most 100,000 points; of `int` it takes no
-more values than there are.
+Each hyperparameter has one of the kinds below. A plain value is a constant: a string, a number, true, false, null or a
+list. An object without `type` contains nested hyperparameters, so none of them can be named `type`. `global_batch_size`
+must be an integer. A grid has at most 100,000 points, and no more values of an `int` than its range has.
 """
 SEARCHER = """\
-How long trials train, `max_length`, is an integer, or one with its unit as in `{batches: 100}`, `{records: 1000}` or
-`{epochs: 3}`. For `async_halving` and `adaptive_asha` give either that, and the scripts follow
-`ctx.searcher.operations()`; or `time_metric` and `max_time`, and trials are stopped by the validations that they
-report.
+`max_length`, the length of trials, is an integer, or an integer with its unit as in `{batches: 100}`, `{records: 1000}` or
+`{epochs: 3}`. For `async_halving` and `adaptive_asha`, set either `max_length`, and the scripts follow
+`ctx.searcher.operations()`; or `time_metric` and `max_time`, and trials are stopped by the validations that they report.
 """
 STORAGE = """\
-Without a `type`, checkpoints go where the master's default says; how many stay can be said nevertheless. In each kind,
-what stays when the experiment has ended is what one of the three numbers `save_…` keeps.
+Without a `type`, checkpoints go to the default storage of the master; the numbers `save_…` apply all the same. In each kind,
+the three numbers `save_…` decide which checkpoints stay after the end of the experiment.
 """
 
 
 def table(section: type[BaseModel]) -> str:
-    """A section's keys, each with what it may be, its default, and what it is for."""
+    """Yield the keys of a section with type, default and description."""
     schemas = section.model_json_schema(mode="serialization")["properties"]
     rows = [
         f"| `{key}` | {may_be(schemas[key]) if not sections_of(info) else 'object'} | {default(info)} | {about(info)} |"
@@ -88,7 +85,7 @@ def table(section: type[BaseModel]) -> str:
 
 
 def may_be(schema: Mapping[str, Any]) -> str:
-    """What a key may be, in words."""
+    """Describe the type of a key."""
     if "anyOf" in schema:
         return " or ".join(may_be(one) for one in schema["anyOf"] if one != {"type": "null"})
     if "enum" in schema or "const" in schema:
@@ -100,12 +97,12 @@ def may_be(schema: Mapping[str, Any]) -> str:
 
 
 def about(info: FieldInfo) -> str:
-    """What a key is for."""
+    """Return the description of a key."""
     return f"{info.description or ''}{'; no effect here' if info.json_schema_extra == IGNORED else ''}"
 
 
 def default(info: FieldInfo) -> str:
-    """What a key is if it is left out."""
+    """Return the default of a key."""
     if info.is_required():
         return "needed"
     value = info.get_default(call_default_factory=True)
@@ -113,7 +110,7 @@ def default(info: FieldInfo) -> str:
 
 
 def kinds(which: SectionUnion, key: str) -> Iterator[str]:
-    """The sections of each kind."""
+    """Return the sections of each kind."""
     for name, section in which.sections.items():
         yield f"### `{key}: {name}`\n"
         yield f"{str(section.__doc__).splitlines()[0]}\n"
@@ -121,7 +118,7 @@ def kinds(which: SectionUnion, key: str) -> Iterator[str]:
 
 
 def reference() -> str:
-    """The whole reference, as Markdown."""
+    """Return the reference as Markdown."""
     parts = [INTRODUCTION, "## All keys\n", table(ExperimentFile)]
     parts += ["## `searcher`\n", SEARCHER, *kinds(SEARCHERS, "name")]
     parts += ["## `hyperparameters`\n", SPACE, *kinds(HYPERPARAMETERS, "type")]

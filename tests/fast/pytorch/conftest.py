@@ -11,7 +11,7 @@ __all__ = ["an_optimizer"]
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial's checkpoint has the code of the working directory, which here would be all of det_core and its tests."""
+    """Run in an empty directory: a checkpoint has its code, which would be all of det_core and its tests."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)

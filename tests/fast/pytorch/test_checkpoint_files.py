@@ -1,4 +1,4 @@
-"""What the disk refuses while a trial's checkpoint is written."""
+"""Errors of the disk while a trial's checkpoint is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of DeepSpeed's trials needs no DeepSpeed: configurations, units, mistakes."""
+"""Parts of DeepSpeed trials that work without DeepSpeed: configurations, units, mistakes."""
 
 from __future__ import annotations
 

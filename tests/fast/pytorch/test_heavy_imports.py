@@ -1,4 +1,4 @@
-"""What is imported by a trial up to its first batch: nothing heavy that a bare script does not import as well."""
+"""Imports of a trial up to its first batch: nothing heavy beyond those of a bare script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watches a training: TensorBoard's scalars and writer, torch's profiler, the core's."""
+"""Observers of a training: TensorBoard's scalars and writer, torch's profiler and the core's."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_case_26_what_cannot_be_restored() -> None:
 
 
 def original(folder: Path, trial: Tiny) -> None:
-    """A checkpoint as 0.36 writes it."""
+    """Write a checkpoint as Determined 0.36 does."""
     state = {
         "models_state_dict": [{f"module.{k}": v for k, v in trial.model.state_dict().items()}],
         "optimizers_state_dict": [trial.optimizer.state_dict()],
@@ -280,7 +280,7 @@ def test_objects_of_the_users_need_a_permission(
 
 
 def refusing(scandir: Any, folder: Path) -> Any:
-    """A ``scandir`` without the permission to look into one folder, which root has."""
+    """Return a ``scandir`` without permission for one directory; root has all permissions."""
 
     def scan(path: Any) -> Any:
         if Path(path) == folder:
@@ -291,7 +291,7 @@ def refusing(scandir: Any, folder: Path) -> Any:
 
 
 def code_of(found: Any) -> list[str]:
-    """The files of the last checkpoint's code."""
+    """Return the code files of the last checkpoint."""
     code = found.folder() / "code"
     return sorted(p.relative_to(code).as_posix() for p in code.rglob("*") if p.is_file())
 

@@ -78,7 +78,7 @@ def validations(master: Running, spec: LaunchSpec) -> list[int]:
 
 
 def progress_told(patch: pytest.MonkeyPatch) -> list[float]:
-    """What operations are told of their progress from now on."""
+    """Return the progress that operations report from now on."""
     told: list[float] = []
     tell = SearcherOperation.report_progress
 
@@ -141,7 +141,7 @@ def test_case_09_and_case_11_two_operations_and_the_best_so_far(
 
 
 def others(master: Running, experiment_id: int, allocation_id: str) -> list[LaunchSpec]:
-    """The running allocations of an experiment but for one."""
+    """Return the running allocations of an experiment except one."""
     return [s for s in master.launched(experiment_id) if s.allocation_id != allocation_id]
 
 
@@ -180,7 +180,7 @@ def test_case_14_no_searcher_metric(
 
 
 def pausing(master: Running, spec: LaunchSpec, at: int) -> type[Tiny]:
-    """A trial whose experiment is paused during its batch ``at``."""
+    """Return a trial whose experiment is paused during its batch ``at``."""
 
     class Trial(WithHooks):
         def metrics(self, loss: Any, batch_idx: int) -> Any:
@@ -192,13 +192,13 @@ def pausing(master: Running, spec: LaunchSpec, at: int) -> type[Tiny]:
 
 
 def pause(master: Running, spec: LaunchSpec, trial: Tiny) -> None:
-    """Pause a trial's experiment, and wait until the trial has heard of it."""
+    """Pause a trial's experiment, and wait until the trial knows."""
     assert master.ask("POST", f"experiments/{spec.experiment_id}/pause").status == 200
     assert until(lambda: trial.context._core.preempt.requested)
 
 
 def again(master: Running, spec: LaunchSpec) -> LaunchSpec:
-    """The next allocation of a trial that was paused."""
+    """Return the next allocation of a paused trial."""
     master.end(spec.allocation_id)
     master.until(spec.experiment_id, "STATE_PAUSED")
     assert master.ask("POST", f"experiments/{spec.experiment_id}/activate").status == 200
