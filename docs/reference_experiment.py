@@ -48,8 +48,8 @@ resources:
 ```
 
 - All mistakes in a file are reported together, one line for each: the key, its value, and the problem. Keys that
-  contradict each other are reported once each of them is valid. Values below `checkpoint_storage` and `environment`, and
-  values of overrides, are never printed.
+  contradict each other are reported once each of them is valid. Values below `checkpoint_storage` and `environment`,
+  and values of overrides, are never printed.
 - `true` and `false` may be written as `yes`, `no`, `on` and `off`, and an integer as `1e3`.
 - Keys without effect on this master (marked below) are accepted, so that files of clusters run unchanged; one warning
   names them.
@@ -63,13 +63,13 @@ list. An object without `type` contains nested hyperparameters, so none of them 
 must be an integer. A grid has at most 100,000 points, and no more values of an `int` than its range has.
 """
 SEARCHER = """\
-`max_length`, the length of trials, is an integer, or an integer with its unit as in `{batches: 100}`, `{records: 1000}` or
+`max_length`, the length of trials, is an integer, or one with its unit as in `{batches: 100}`, `{records: 1000}` or
 `{epochs: 3}`. For `async_halving` and `adaptive_asha`, set either `max_length`, and the scripts follow
-`ctx.searcher.operations()`; or `time_metric` and `max_time`, and trials are stopped by the validations that they report.
+`ctx.searcher.operations()`; or `time_metric` and `max_time`, and trials are stopped by the validations they report.
 """
 STORAGE = """\
-Without a `type`, checkpoints go to the default storage of the master; the numbers `save_…` apply all the same. In each kind,
-the three numbers `save_…` decide which checkpoints stay after the end of the experiment.
+Without a `type`, checkpoints go to the default storage of the master. In each kind, the three numbers `save_…` decide
+which checkpoints stay after the end of the experiment; they apply without a `type` too.
 """
 
 
