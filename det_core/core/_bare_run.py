@@ -68,7 +68,7 @@ def open_bare_run(
         RunLocked: If another process writes the run.
         StorageError: If the checkpoint store cannot be used.
     """
-    chiefs: list[RunFolder] = []
+    folders: list[RunFolder] = []  # the chief's
     earlier_config: dict[str, Any] = {}
     storage = None
     prefix = None
@@ -79,39 +79,15 @@ def open_bare_run(
         if wanted.store is not None:  # before anything is created: its address may be misspelt
             wanted.check_store(wanted.store)
         folder, earlier = _open_folder(wanted)
-        chiefs.append(folder)
+        folders.append(folder)
         undo.callback(folder.release)
-        start = describe_start(wanted.command)
-        remarks = _remarks(earlier, wanted, start["argv"], distributed.size, storage)
-        recorded: list[str] = []
-        suspects: frozenset[str] = frozenset()
         if earlier is not None:
-            recorded = _recorded(earlier)
-            suspects = frozenset(str(r.get("storage_id")) for r in earlier.records("checkpoint_damaged"))
             earlier_config.update(earlier.last_settings("config"))
-        folder.begin_restart(start)
-        store = wanted.store or _own_store(folder.path)
-        if wanted.store is None:
-            wanted.check_store(store)
-        latest = None
-        steps = 0
-        if folder.restart and (listed := store.list(folder.run_id)):
-            latest = listed[-1].storage_id
-            steps = listed[-1].steps_completed
-        return _Opened(
-            run_id=folder.run_id,
-            restart=folder.restart,
-            path=str(folder.path),
-            latest_checkpoint=latest,
-            steps_completed=steps,
-            unlisted=_unlisted(recorded, latest),
-            suspects=suspects,
-            remarks=tuple(remarks),
-        )
+        return _begin_restart(folder, earlier, wanted, distributed.size, storage)
 
     opened = on_chief(distributed, "init", open_on_chief)
     path = Path(opened.path)
-    if not chiefs and not path.is_dir():  # this rank is on another node, without the chief's file system
+    if not folders and not path.is_dir():  # this rank is on another node, without the chief's file system
         path = wanted.environment.home / "runs" / opened.run_id
         path.mkdir(parents=True, exist_ok=True)
     store = wanted.store or _own_store(path)
@@ -142,13 +118,45 @@ def open_bare_run(
         remarks=opened.remarks,
         start_notice=lambda start: _start_notice(opened, start),
         end_notice=lambda outcome, detail: _end_notice(opened.run_id, wanted, outcome, detail, distributed.size),
-        release=chiefs[0].release if chiefs else lambda: None,
+        release=folders[0].release if folders else lambda: None,
         tensorboard_prefix=prefix,
         unlisted_checkpoints=opened.unlisted,
         suspect_checkpoints=opened.suspects,
         info=info,
         earlier_config=earlier_config,
     )  # fmt: skip
+
+
+def _begin_restart(
+    folder: RunFolder, earlier: RunRecord | None, wanted: InitArguments, size: int, storage: Any
+) -> _Opened:
+    """Begin a start of the run in its directory, and find the checkpoints of earlier ones, on the chief."""
+    start = describe_start(wanted.command)
+    remarks = _remarks(earlier, wanted, start["argv"], size, storage)
+    recorded: list[str] = []
+    suspects: frozenset[str] = frozenset()
+    if earlier is not None:
+        recorded = _recorded(earlier)
+        suspects = frozenset(str(r.get("storage_id")) for r in earlier.records("checkpoint_damaged"))
+    folder.begin_restart(start)
+    store = wanted.store or _own_store(folder.path)
+    if wanted.store is None:
+        wanted.check_store(store)
+    latest = None
+    steps = 0
+    if folder.restart and (listed := store.list(folder.run_id)):
+        latest = listed[-1].storage_id
+        steps = listed[-1].steps_completed
+    return _Opened(
+        run_id=folder.run_id,
+        restart=folder.restart,
+        path=str(folder.path),
+        latest_checkpoint=latest,
+        steps_completed=steps,
+        unlisted=_unlisted(recorded, latest),
+        suspects=suspects,
+        remarks=tuple(remarks),
+    )
 
 
 def cause_of_death(run: RunRecord) -> str:

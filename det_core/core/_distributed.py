@@ -94,10 +94,7 @@ class DistributedContext:
     ) -> None:
         numbers = dict(zip(RANK_FIELDS, (rank, size, local_rank, local_size, cross_rank, cross_size), strict=True))
         check_numbers(**numbers)
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout={timeout!r}: expected seconds above 0, or None to wait while every rank lives")
-        if pub_port is not None and not 0 < pub_port < 65536:
-            raise ValueError(f"pub_port={pub_port!r}: expected a port number from 1 to 65535")
+        _check_options(timeout, pub_port)
         environment = _environment or Environment.read()
         self.timeout = environment.timeout if timeout is None else timeout
         chief_ip = chief_ip or environment.chief_ip
@@ -516,6 +513,13 @@ def check_numbers(**numbers: int) -> None:
         raise ValueError(f"{name}={numbers[name]}: rank 0 must be the first rank of the first node")
     if local_size == size and cross_size > 1:
         raise ValueError(f"cross_size={cross_size}: all {size} ranks are on this node (local_size={local_size})")
+
+
+def _check_options(timeout: float | None, pub_port: int | None) -> None:
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: expected seconds above 0, or None to wait while every rank lives")
+    if pub_port is not None and not 0 < pub_port < 65536:
+        raise ValueError(f"pub_port={pub_port!r}: expected a port number from 1 to 65535")
 
 
 def check_process_group(size: int) -> None:

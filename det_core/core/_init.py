@@ -145,20 +145,7 @@ def _compose(
         suspects=run.suspect_checkpoints,
         info=run.info,
     )
-    prefix = run.tensorboard_prefix
-    tensorboard = TensorboardFiles(
-        resolve_mode(tensorboard_mode),
-        journals=lambda: rank_cursors(
-            run.path, run.journal_restart, distributed.rank, name="drawn", run_id=run.journal.run_id
-        ),
-        flush_journal=run.journal.flush,
-        local=run.path / "tensorboard" / f"rank-{distributed.rank}",
-        put=None if prefix is None else lambda source, name: run.store.put_file(source, f"{prefix}/{name}"),
-        where=f"{run.store.root}/{prefix}",
-        rank=distributed.rank,
-        is_resumed=run.latest_checkpoint is not None,
-        start_step=lambda: start.steps_completed,
-    )
+    tensorboard = _tensorboard_files(run, distributed.rank, start, tensorboard_mode)
     preempt = PreemptContext(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
@@ -197,6 +184,21 @@ def _compose(
     )  # fmt: skip
     preempt.start()
     return context
+
+
+def _tensorboard_files(run: Run, rank: int, start: StartCheckpoint, mode: TensorboardMode | None) -> TensorboardFiles:
+    prefix = run.tensorboard_prefix
+    return TensorboardFiles(
+        resolve_mode(mode),
+        journals=lambda: rank_cursors(run.path, run.journal_restart, rank, name="drawn", run_id=run.journal.run_id),
+        flush_journal=run.journal.flush,
+        local=run.path / "tensorboard" / f"rank-{rank}",
+        put=None if prefix is None else lambda source, name: run.store.put_file(source, f"{prefix}/{name}"),
+        where=f"{run.store.root}/{prefix}",
+        rank=rank,
+        is_resumed=run.latest_checkpoint is not None,
+        start_step=lambda: start.steps_completed,
+    )
 
 
 def _record_start(distributed: DistributedContext, run: Run) -> None:

@@ -83,10 +83,7 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
     store = wanted.store or open_configured_store(configured, environment, is_determined=not known.master.ours)
     undo.callback(close_quietly, store)
     other_stores = open_start_store(info.latest_checkpoint, known.start, store, environment)
-    path = Path(known.path)
-    if not path.is_dir():  # this rank is on another node, without the chief's file system
-        path = environment.run_dir or environment.home / "runs" / path.name
-        path.mkdir(parents=True, exist_ok=True)
+    path = _local_path(environment, Path(known.path))
     rank = distributed.rank
     journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id)
     shipper = _shipper(info, session, known, path, journal, rank)
@@ -121,6 +118,14 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         info=info,
         managed=True,
     )
+
+
+def _local_path(environment: Environment, path: Path) -> Path:
+    """Return the run directory on this rank: the chief's, or one on a node without the chief's file system."""
+    if not path.is_dir():
+        path = environment.run_dir or environment.home / "runs" / path.name
+        path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def _warn_of_opposite_goal(wanted: InitArguments, searcher: Mapping[str, Any]) -> None:
