@@ -103,7 +103,7 @@ def test_init_opposite_smaller_is_better_warns_once(
         assert ctx.searcher.smaller_is_better is searcher.get("smaller_is_better", True)  # the configuration's word
     said = [record.getMessage() for record in caplog.records if "smaller_is_better" in record.getMessage()]
     assert len(said) == warned
-    assert not warned or "the smallest accuracy is the best there" in said[0]
+    assert not warned or "contradicts the experiment, which minimizes accuracy" in said[0]
 
 
 def test_requests_are_answered_by_the_master(

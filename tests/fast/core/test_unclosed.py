@@ -53,7 +53,7 @@ def test_unclosed_context_keeps_saves_and_reports(
     assert [row.steps_completed for row in run.rows("training")] == [1]
     assert len(run.checkpoints()) == 1
     _, last = lines(done.stdout)
-    assert "was not closed" in last and "with core.init() as ctx:" in last
+    assert "not closed, so the outcome is unknown" in last and "with core.init() as ctx:" in last
     assert f"DET_CORE_RESUME={run.run_id}" in last
 
 
