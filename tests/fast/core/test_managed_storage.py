@@ -25,6 +25,6 @@ def test_open_start_store_opens_other_storage_only(tmp_path: Path) -> None:
 
 def test_open_start_store_failure_names_checkpoint(tmp_path: Path) -> None:
     settings = {"type": "fsspec", "url": "nosuch://place/prefix"}
-    with pytest.raises(CheckpointError, match=r"^checkpoint abc, to start from, .*nosuch") as error:
+    with pytest.raises(CheckpointError, match=r"^cannot open the storage of checkpoint abc, .*nosuch") as error:
         open_start_store("abc", settings, DirectoryStore(tmp_path), Environment.read())
     assert "\n" not in str(error.value)
