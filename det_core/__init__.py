@@ -1,7 +1,6 @@
-"""det_core: an SDK that turns any training script into a managed one.
+"""SDK that turns any training script into a managed one.
 
-``from det_core import core`` or ``import det_core as det`` and ``det.core``. What stands here is loaded when its name
-is first used.
+``from det_core import core`` or ``import det_core as det`` and ``det.core``. Names are loaded at their first use.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ __all__ = [
 ]
 
 LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
-"""A format for ``logging.basicConfig(format=...)``: the level, process and logger of a line stand before its
-message, also behind the ``[rank=N]`` that a launcher puts in front."""
+"""Format for ``logging.basicConfig(format=...)``: level, process and logger before the message.
+
+A launcher prefixes such lines with ``[rank=N]``.
+"""
 
 _LAZY_EXPORTS = {
     "ClusterInfo": "_info",
@@ -42,7 +43,7 @@ _LAZY_EXPORTS = {
     "TrialInfo": "_info",
     "get_cluster_info": "_info",
 }
-"""The module that each name stands in."""
+"""Name -> module that defines it."""
 
 
 def __getattr__(name: str) -> Any:

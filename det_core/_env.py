@@ -1,4 +1,4 @@
-"""Every environment variable det_core reads, in one frozen object.
+"""Environment variables that det_core reads, in one frozen object.
 
 ``Environment.read()`` takes a snapshot, and is how the package sees ``os.environ``; only what is handed on whole to a
 child process does not pass through it. Variables that launchers and schedulers set for ranks (``RANK``,
@@ -45,7 +45,7 @@ LAUNCH_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class Environment:
-    """A snapshot of the variables that steer det_core. ``None``: not set."""
+    """Snapshot of the variables that configure det_core; ``None``: not set."""
 
     home: Path
     """``DET_CORE_HOME``, else the platform's user data folder: where runs are kept."""
@@ -79,9 +79,9 @@ class Environment:
     session_token: str | None = None
     """``DET_SESSION_TOKEN``: the credential of the allocation that this process belongs to."""
     run_dir: Path | None = None
-    """``DET_CORE_RUN_DIR``: where the journal of a run under a master is written; whoever set it ships what is left."""
+    """``DET_CORE_RUN_DIR``: directory for the journal of a run under a master, whose engine ships the rest."""
     master_timeout: float = 600.0
-    """``DET_CORE_MASTER_TIMEOUT``: seconds for which a question is put again to a master that does not answer."""
+    """``DET_CORE_MASTER_TIMEOUT``: seconds for which a request to a master that does not answer is retried."""
     ship_timeout: float = 120.0
     """``DET_CORE_SHIP_TIMEOUT``: seconds that the end of a run may take to bring the last reports to the master."""
     allow_pickle: bool = False
@@ -95,22 +95,24 @@ class Environment:
     probe_dir: Path | None = None
     """``DET_CORE_PROBE_DIR``: the folder that the probe reads its plan from, and writes to."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What a framework's launcher or a job scheduler set for this process."""
+    """Variables of a framework's launcher or a job scheduler for this process."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
-        """Read ``environ`` (default: this process's).
+        """Return a snapshot of ``environ``, which defaults to this process's.
 
         Raises:
-            ValueError: a variable's value cannot be used; the message names the variable.
+            ValueError: If a variable's value is invalid; the message names the variable.
         """
-        e = os.environ if environ is None else environ
+        e: Mapping[str, str] = os.environ
+        if environ is not None:
+            e = environ
         return cls(
             home=_folder(e, "DET_CORE_HOME") or _default_home(),
             resume=e.get("DET_CORE_RESUME") or None,
             secret=_secret(e),
             timeout=_number(e, "DET_CORE_TIMEOUT"),
-            info_dir=Path(e["DET_CORE_INFO_DIR"]) if e.get("DET_CORE_INFO_DIR") else None,
+            info_dir=_path(e, "DET_CORE_INFO_DIR"),
             chief_ip=e.get("DET_CHIEF_IP") or None,
             port=_port(e, "INTER_TRAIN_PROCESS_COMM_PORT_1"),
             command=e.get("DET_CORE_COMMAND") or None,
@@ -127,13 +129,13 @@ class Environment:
             allow_pickle=e.get("DET_CORE_ALLOW_PICKLE") == "1",
             limit_batches=None if e.get(LIMIT_BATCHES) == "none" else _count(e, LIMIT_BATCHES, None, "batches"),
             probe=e.get("DET_CORE_PROBE") or None,
-            probe_dir=Path(e["DET_CORE_PROBE_DIR"]) if e.get("DET_CORE_PROBE_DIR") else None,
+            probe_dir=_path(e, "DET_CORE_PROBE_DIR"),
             launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
 
 
 def swap_variable(name: str, value: str | None) -> str | None:
-    """Set a variable of this process and of what it starts, or with None remove it; what it was before."""
+    """Set a variable of this process and its children, or remove it with None; return the earlier value."""
     earlier = os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value
@@ -141,7 +143,7 @@ def swap_variable(name: str, value: str | None) -> str | None:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's variables for a process of another job: without those that steer det_core or name a rank."""
+    """Return this process's variables for a process of another job: without those of det_core and of ranks."""
     return {
         k: v for k, v in os.environ.items() if not k.startswith(("DET_", *LAUNCH_PREFIXES)) and k not in LAUNCH_NAMES
     }
@@ -155,6 +157,12 @@ def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 def set_local_rank(local_rank: int) -> None:
     """Set LOCAL_RANK where the launcher has not: DeepSpeed's engines read nothing else."""
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
+
+
+def _path(e: Mapping[str, str], name: str) -> Path | None:
+    if not (text := e.get(name)):
+        return None
+    return Path(text)
 
 
 def _folder(e: Mapping[str, str], name: str) -> Path | None:
@@ -173,7 +181,8 @@ def _default_home() -> Path:
 
 
 def _secret(e: Mapping[str, str]) -> str | None:
-    secret, source = e.get("DET_CORE_SECRET"), "DET_CORE_SECRET"
+    secret = e.get("DET_CORE_SECRET")
+    source = "DET_CORE_SECRET"
     if not secret and (path := e.get("DET_CORE_SECRET_FILE")):
         source = f"DET_CORE_SECRET_FILE={path}"
         try:

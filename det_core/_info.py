@@ -1,7 +1,7 @@
-"""What a cluster tells a task about itself: the files of the wire contract, section 3.1.
+"""Description of a task by its cluster: the files of the wire contract, section 3.1.
 
-The files lie in ``/run/determined/info``, or where ``DET_CORE_INFO_DIR`` says. Unknown keys are accepted, so
-that a newer cluster can add some.
+The files are in ``/run/determined/info``, or in ``DET_CORE_INFO_DIR``. Unknown keys are accepted, so that a newer
+cluster can add some.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from det_core.errors import InfoError
 
 INFO_DIR = Path("/run/determined/info")
-"""Where a cluster of the contract's kind writes the files."""
+"""Directory into which a Determined cluster writes the files."""
 
 T = TypeVar("T")
 
@@ -31,9 +31,9 @@ class TrialInfo:
         trial_seed: the random seed for this trial.
         hparams: the hyperparameter values selected for this trial.
         config: the configuration of its experiment.
-        steps_completed: those of the checkpoint to start from; 0 without one.
-        trial_run_id: which start of the trial this is, from 1.
-        debug: whether the experiment asks for more to be said.
+        steps_completed: Steps of the checkpoint to start from; 0 without one.
+        trial_run_id: Number of this start of the trial, from 1.
+        debug: Whether the experiment asks for more logging.
         inter_node_network_interface: the network interface between machines, where the cluster names one.
     """
 
@@ -60,7 +60,7 @@ class RendezvousInfo:
     Attributes:
         container_addrs: one address per container; the first is the chief's.
         container_rank: the index of this container.
-        container_slot_counts: how many slots each container has.
+        container_slot_counts: Number of slots of each container.
     """
 
     container_addrs: list[str]
@@ -113,15 +113,15 @@ class ClusterInfo:
         rendezvous_info: RendezvousInfo | None = None,
         resources_info: ResourcesInfo | None = None,
     ) -> None:
-        """Keep what is given.
+        """Initialize from values.
 
         Args:
-            trial_info: the trial, where ``task_type`` is ``TRIAL``.
-            rendezvous_info: the containers; an object read from the info folder reads them when asked for.
-            resources_info: the GPUs; read likewise.
+            trial_info: The trial, where ``task_type`` is ``TRIAL``.
+            rendezvous_info: The containers; an object read from the info directory reads them on first use.
+            resources_info: The GPUs; read likewise.
 
         Raises:
-            ValueError: ``master_url`` is not an http or https address, or holds user, query or fragment.
+            ValueError: If ``master_url`` is not an http or https address, or has a user, query or fragment.
         """
         self.master_url = canonical_url(master_url)
         self.cluster_id = cluster_id
@@ -153,10 +153,12 @@ class ClusterInfo:
     @property
     def latest_checkpoint(self) -> str | None:
         """The storage_id of the checkpoint to start from; None without one and outside of a trial."""
-        return self._latest_checkpoint if self.task_type == "TRIAL" else None
+        if self.task_type != "TRIAL":
+            return None
+        return self._latest_checkpoint
 
     def _start_from(self, storage_id: str, steps_completed: int) -> None:
-        """Start from an older checkpoint, as the one that was handed over is damaged or gone."""
+        """Start from an older checkpoint, because the cluster's choice is damaged or deleted."""
         self._latest_checkpoint = storage_id
         self.trial.steps_completed = steps_completed
 
@@ -174,8 +176,11 @@ class ClusterInfo:
     @property
     def user_data(self) -> dict[str, Any]:
         """The ``data`` section of the experiment's config; empty without one or without a trial."""
-        data = self._trial_info.config.get("data") if self._trial_info else None
-        return data if isinstance(data, dict) else {}
+        if self._trial_info is not None:
+            data = self._trial_info.config.get("data")
+            if isinstance(data, dict):
+                return data
+        return {}
 
     @property
     def container_addrs(self) -> list[str]:
@@ -189,7 +194,7 @@ class ClusterInfo:
 
     @property
     def container_slot_counts(self) -> list[int]:
-        """How many slots each container of the allocation has."""
+        """Number of slots of each container of the allocation."""
         return self._rendezvous().container_slot_counts
 
     @property
@@ -209,22 +214,24 @@ class ClusterInfo:
 
     def _file(self, name: str) -> Path:
         if self._folder is None:
-            raise RuntimeError(f"this ClusterInfo was not read from a folder, so there is no {name} to ask")
+            raise RuntimeError(f"this ClusterInfo was not read from a folder, and has no {name}")
         return self._folder / name
 
 
 def get_cluster_info() -> ClusterInfo | None:
-    """Return what the cluster tells this task, or None where there is no cluster.
+    """Return the cluster's description of this task, or None outside of a cluster.
 
     Every call reads the files anew; they are small.
 
     Raises:
-        InfoError: a file is there and cannot be used; the message names file and key.
+        InfoError: If a file is invalid; the message names file and key.
     """
     from det_core._env import Environment
 
     folder = Environment.read().info_dir or INFO_DIR
-    return ClusterInfo._read(folder) if (folder / "cluster.json").exists() else None
+    if not (folder / "cluster.json").exists():
+        return None
+    return ClusterInfo._read(folder)
 
 
 def canonical_url(url: str) -> str:
@@ -234,7 +241,7 @@ def canonical_url(url: str) -> str:
     443. A path prefix stays, without a trailing slash.
 
     Raises:
-        ValueError: the scheme is neither, there is no host, or there is a user, a query or a fragment.
+        ValueError: If the scheme is another one, the host is missing, or there is a user, a query or a fragment.
     """
     has_scheme = "://" in url
     parts = urlsplit(url if has_scheme else f"http://{url}")
@@ -244,21 +251,25 @@ def canonical_url(url: str) -> str:
         raise ValueError(f"master address {url!r} names no host")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError(f"master address {url!r}: user, query and fragment are not allowed")
-    default = (443 if parts.scheme == "https" else 80) if has_scheme else 8080
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{parts.port or default}{parts.path.rstrip('/')}"
+    port = parts.port
+    if not port and has_scheme:
+        port = {"http": 80, "https": 443}[parts.scheme]
+    host = parts.hostname
+    if ":" in host:
+        host = f"[{host}]"  # urlsplit() takes the brackets off an IPv6 address
+    return f"{parts.scheme}://{host}:{port or 8080}{parts.path.rstrip('/')}"
 
 
 _OPTIONAL = ("master_cert_name", "master_cert_file", "latest_checkpoint", "inter_node_network_interface")
-"""Keys that may be absent, null or empty, which all mean none."""
+"""Keys that may be missing, null or empty, with the same meaning."""
 _OF_OTHER_FILES = ("trial_info", "rendezvous_info", "resources_info")
 
 
 def _read(cls: type[T], path: Path) -> T:
-    """What a file says, whose keys are the arguments of ``cls``; it may have others.
+    """Return an object of ``cls`` from a file whose keys include its arguments.
 
     Raises:
-        InfoError: it cannot be read, or a key is missing or cannot be used.
+        InfoError: If the file cannot be read, or a key is missing or invalid.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -268,5 +279,5 @@ def _read(cls: type[T], path: Path) -> T:
         raise InfoError(f"{path}: {e.strerror}") from e
     except KeyError as e:
         raise InfoError(f"{path}: the required key {e} is missing") from e
-    except (ValueError, TypeError, AttributeError) as e:  # no JSON, no object, or an address that is none
+    except (ValueError, TypeError, AttributeError) as e:  # not JSON, not an object, or an invalid address
         raise InfoError(f"{path} cannot be used: {e}") from e

@@ -1,4 +1,4 @@
-"""What a run's metadata may hold: the limits of the wire contract §5.4, checked before anything is sent."""
+"""Limits of a run's metadata, of the wire contract §5.4: checked by the script, and by the master."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MAX_STRING_CHARS, MAX_KEY, MAX_ARRAY, MAX_DEPTH, MAX_LEAVES = 5000, 50, 100, 10, 1000
+MAX_STRING_CHARS = 5000
+MAX_KEY_CHARS = 50
+MAX_ARRAY_ITEMS = 100
+MAX_DEPTH = 10
+MAX_LEAVES = 1000
 _FORBIDDEN = "$.[]"
 
 
 def validate_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """``metadata`` as a dictionary of its own, or every reason why not.
+    """Return a validated copy, or list every problem.
 
     Raises:
-        TypeError: If it is not a mapping.
-        ValueError: keys or values outside the limits; the message lists each with its path.
+        TypeError: If the metadata are not a mapping.
+        ValueError: If keys or values are outside the limits; the message lists each with its path.
     """
     if not isinstance(metadata, Mapping):
         raise TypeError(f"metadata must be a dictionary, not {type(metadata).__name__}")
@@ -29,15 +33,15 @@ def validate_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _walk(value: Any, path: str, depth: int, problems: list[str]) -> tuple[Any, int]:
-    """A copy of ``value`` and the number of leaves in it."""
+    """Return a copy of a value and its number of leaves."""
     if isinstance(value, (Mapping, list, tuple)) and depth > MAX_DEPTH:
         problems.append(f"{path} is nested deeper than {MAX_DEPTH} levels")
         return None, 0
     if isinstance(value, Mapping):
         return _walk_mapping(value, path, depth, problems)
     if isinstance(value, (list, tuple)):
-        if len(value) > MAX_ARRAY:
-            problems.append(f"{path} has {len(value)} items; at most {MAX_ARRAY} are allowed")
+        if len(value) > MAX_ARRAY_ITEMS:
+            problems.append(f"{path} has {len(value)} items; at most {MAX_ARRAY_ITEMS} are allowed")
             return None, 0
         walked = [_walk(v, f"{path}[{i}]", depth + 1, problems) for i, v in enumerate(value)]
         return [copy for copy, _ in walked], sum(leaves for _, leaves in walked)
@@ -50,9 +54,9 @@ def _walk_mapping(value: Mapping[Any, Any], path: str, depth: int, problems: lis
     copy: dict[str, Any] = {}
     leaves = 0
     for key, item in value.items():
-        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY or any(c in key for c in _FORBIDDEN):
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY_CHARS or any(c in key for c in _FORBIDDEN):
             problems.append(
-                f"{path} has the key {key!r}: keys are strings of 1 to {MAX_KEY} characters "
+                f"{path} has the key {key!r}: keys are strings of 1 to {MAX_KEY_CHARS} characters "
                 f"without any of {_FORBIDDEN!r}"
             )
             continue
@@ -65,13 +69,15 @@ def _leaf_problem(value: Any) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return (
-            None
-            if len(value) <= MAX_STRING_CHARS
-            else f"is a string of {len(value)} characters; at most {MAX_STRING_CHARS}"
-        )
-    if isinstance(value, int):
-        return None if -(2**63) <= value < 2**64 else "is an integer beyond 64 bits"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"is {value}; only finite numbers can be stored"
-    return f"is a {type(value).__name__}; allowed are strings, numbers, booleans, None, lists and dictionaries"
+        if len(value) > MAX_STRING_CHARS:
+            return f"is a string of {len(value)} characters; at most {MAX_STRING_CHARS}"
+    elif isinstance(value, int):
+        # Beyond them JSON readers of other languages lose digits without an error.
+        if not -(2**63) <= value < 2**64:
+            return "is an integer beyond 64 bits"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            return f"is {value}; only finite numbers can be stored"
+    else:
+        return f"is a {type(value).__name__}; allowed are strings, numbers, booleans, None, lists and dictionaries"
+    return None

@@ -1,7 +1,7 @@
-"""Notices: text for a person at the terminal, which never fails the program that prints it.
+"""Notices: text for people at the terminal, whose failure never fails the program.
 
-A reader may be gone (``tee`` dies of the same Ctrl-C), a stream may be closed (``2>&-``) or lie on a full disk. None of
-that is a reason to end a training, so everything that det_core prints on its own account is printed here.
+A reader may have exited (``tee`` dies of the same Ctrl-C), a stream may be closed (``2>&-``) or on a full disk. No such
+error may end a training, so everything that det_core itself prints is printed here.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def write_quietly(text: str, stream: TextIO | None) -> None:
     """Write text and flush it; drop it where that fails.
 
     Args:
-        text: what to write, line ends included.
-        stream: where; Python has None for a standard stream that was closed when the process started.
+        text: Text, line ends included.
+        stream: Stream; None for a standard stream that was closed when the process started.
     """
     if stream is None:
         return
     try:
         stream.write(text)
         stream.flush()
-    except Exception:  # of any kind: the script may have put any object in a standard stream's place
+    except Exception:  # of any kind: a script may replace a standard stream by any object
         with suppress(Exception):
             _drop_buffered(stream)
 
@@ -43,25 +43,21 @@ def write_in_handler(text: str) -> None:
 
 
 def drop_unwritable() -> None:
-    """Drop what stderr holds and cannot write, such as a log line, so that the exit status stays that of the script."""
+    """Drop buffered text that stderr cannot write, such as a log line, so that the exit status stays the script's."""
     write_quietly("", sys.stderr)
 
 
 def open_standard_streams() -> None:
-    """Open 0, 1 and 2 on the null device where this process was started without them.
-
-    Else the next file to be opened takes their number, and what some library writes to stderr ends in a journal.
-    """
+    """Open the descriptors 0, 1 and 2 on the null device where this process was started without them."""
+    # Otherwise the next file to be opened takes their number, and text for stderr lands in a journal.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
 
 
 def _drop_buffered(stream: TextIO) -> None:
-    """Empty the buffer of a stream whose file takes nothing.
-
-    Python flushes standard streams at exit, and ends with status 120 where that fails.
-    """
+    """Empty the buffer of a stream whose file cannot be written."""
+    # Python flushes standard streams at exit, and exits with status 120 if that fails.
     fd = stream.fileno()
     original = os.dup(fd)
     null = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""States of torch that are read back without running code: what ``torch.load(weights_only=True)`` takes."""
+"""States of torch that ``torch.load(weights_only=True)`` reads back, without running code."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def is_plain(value: Any) -> bool:
 
 
 def unreadable(state: Any) -> Iterator[tuple[str, str]]:
-    """Yield what in a state ``torch.load(weights_only=True)`` will not read.
+    """Yield the parts of a state that ``torch.load(weights_only=True)`` will not read.
 
     Returns:
-        The place of each, as in ``['ema']['decay']``, and its type.
+        The place of each, such as ``['ema']['decay']``, and its type.
     """
     for place, value in _odd_leaves(state, ""):
         # Tensors of torch's own kinds can be as large as the whole state, and torch reads them.
@@ -33,37 +33,44 @@ def unreadable(state: Any) -> Iterator[tuple[str, str]]:
 
 
 def why_unreadable(state: Any, load: Callable[[IO[bytes]], Any] | None = None) -> str:
-    """Return what stands against reading a state back, or nothing.
+    """Return the reason for which a state cannot be read back, or an empty text.
 
     Args:
-        state: what is to be saved.
-        load: reads what ``torch.save()`` has written, as a resume does. Defaults to ``torch.load(weights_only=True)``.
+        state: State to save.
+        load: Reads the output of ``torch.save()``, as a resume does. Defaults to ``torch.load(weights_only=True)``.
     """
     torch = importlib.import_module("torch")
-    if is_plain(state):  # so that a large one, such as a model's average, is not written twice
+    # A large one, such as a model's average, is not written twice.
+    if is_plain(state):
         return ""
     file = io.BytesIO()
     try:
         torch.save(state, file)
         file.seek(0)
-        torch.load(file, weights_only=True) if load is None else load(file)
-    except Exception as e:  # an object of the user's may raise anything while it is pickled
+        if load is None:
+            torch.load(file, weights_only=True)
+        else:
+            load(file)
+    except Exception as e:  # a user's object may raise anything while it is pickled
         cause = e.__cause__ or e
-        return refused(cause) if isinstance(cause, pickle.UnpicklingError) else str(cause).partition("\n")[0]
+        if isinstance(cause, pickle.UnpicklingError):
+            return refused(cause)
+        return str(cause).partition("\n")[0]
     return ""
 
 
 def refused(error: BaseException | None) -> str:
-    """Return what torch found in a pickle, out of its text, which is long and coloured."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return found.group(1).rstrip(".,") if found else "a pickle of another kind"
+    """Return the type that torch rejected in a pickle, from the text of its error."""
+    # The text is of many lines, and colored.
+    match = re.search(r"GLOBAL (\S+)", str(error))
+    if match is None:
+        return "a pickle of another kind"
+    return match.group(1).rstrip(".,")
 
 
 def _odd_leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield all but plain values and torch's tensors, with their places.
-
-    By type: a number of numpy's is a float as well, and its pickle is refused, as is that of a user's kind of tensor.
-    """
+    """Yield all values except plain ones and torch's tensors, with their places."""
+    # By exact type: a number of numpy is a float as well, and its pickle is rejected, as is a subclass's of a tensor.
     kind = type(value)
     if kind in _PLAIN:
         return

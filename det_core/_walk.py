@@ -1,5 +1,7 @@
-"""The code in a folder: all files but for those that its ``.detignore`` names, whose patterns are those of a
-``.gitignore``; or those that this process has loaded."""
+"""Code in a directory: all files except those of its ``.detignore``, or those that this process has loaded.
+
+Patterns of a ``.detignore`` are those of a ``.gitignore``.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 NEVER = frozenset([".git", "__pycache__", ".detignore"])
-"""Names that are left out anywhere; so are virtual environments, and the folder that runs are kept in."""
+"""Names that are left out anywhere, as are virtual environments and the home of runs."""
 
 Ignored = Callable[[str], bool]
 
 
 def ignored_in(root: Path) -> Ignored:
-    """Whether ``.detignore`` names a path below ``root``; that of a folder ends in a slash.
+    """Return a function of paths below ``root`` (those of directories end in a slash) that ``.detignore`` leaves out.
 
     Raises:
-        MissingExtra: there is a ``.detignore``, and what reads it is not installed.
+        MissingExtra: If there is a ``.detignore``, and its reader is not installed.
     """
     try:
         lines = (root / ".detignore").read_text().splitlines()
@@ -34,13 +36,13 @@ def ignored_in(root: Path) -> Ignored:
 def walk(
     root: Path, home: Path | None, *, hidden: bool = True, failed: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Every file and folder with its path below the root; links are what they lead to.
+    """Yield every file and directory with its path below the root; links are followed.
 
     Args:
-        root: the folder.
-        home: the folder that runs are kept in.
-        hidden: whether names that begin with a dot are there.
-        failed: told of a folder that cannot be looked into, which is left out then; None: that is an error.
+        root: The directory.
+        home: Home of runs, which is left out.
+        hidden: Whether to yield names that begin with a dot.
+        failed: Called with the error of a directory that cannot be read, which is then left out. None: raise it.
     """
     ignored = ignored_in(root)
 
@@ -60,6 +62,7 @@ def walk(
             if entry.is_file():
                 yield path, entry
             elif entry.is_dir():
+                # By real paths: a link to a directory above would be followed for ever.
                 real = os.path.realpath(entry.path)
                 if real in above or ignored(path + "/") or _kept_out(entry.path, real, home):
                     continue
@@ -74,11 +77,11 @@ def _kept_out(path: str, real: str, home: Path | None) -> bool:
 
 
 def loaded(root: Path, more: Iterable[str]) -> list[str]:
-    """The files of the modules that this process has loaded from below ``root``, but for installed ones; paths there.
+    """Return the paths below ``root`` of the files of loaded modules, without installed ones.
 
     Args:
-        root: the folder.
-        more: patterns of further files, and of folders, all of whose files are meant.
+        root: The directory.
+        more: Patterns of further files, and of directories, which stand for all their files.
     """
     below = f"{root}{os.sep}"
     ours = os.path.dirname(os.path.abspath(__file__))

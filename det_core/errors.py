@@ -1,4 +1,4 @@
-"""The errors det_core raises, to be caught by name, as one tree.
+"""Errors that det_core raises, as one tree.
 
 ::
 
@@ -31,12 +31,12 @@
     │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
     │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
     ├── ConfigError               mistakes in an experiment file, all of them (also a ValueError)
-    ├── SearchError               a search cannot go on: what it was told, or its method, is at fault
+    ├── SearchError               a search cannot continue: an event, or its method, is at fault
     ├── StoreError                a master's database cannot be used; the message says why, and what to do
     │   ├── StoreLocked           another master uses it
     │   └── StoreConflict         what was reported contradicts what is recorded (also a ValueError)
     ├── InvalidExperimentException  a mistake in a trial class, or in how it is used (a ValueError, RuntimeError)
-    ├── InternalException         what is only known in training was asked for before (also a RuntimeError)
+    ├── InternalException         a value of training was requested before it (also a RuntimeError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
@@ -50,7 +50,7 @@ from dataclasses import dataclass
 
 
 class DetCoreError(Exception):
-    """The root of every error that det_core defines."""
+    """Base of every error that det_core defines."""
 
 
 class InvalidHP(DetCoreError):
@@ -94,7 +94,7 @@ class RunLocked(RunError):
 
 
 class CheckpointError(DetCoreError):
-    """The root of what goes wrong with checkpoints."""
+    """Base of errors of checkpoints."""
 
 
 class CheckpointNotFound(CheckpointError, LookupError):
@@ -118,7 +118,7 @@ class StorageError(CheckpointError, OSError):
 
 
 class DistributedError(DetCoreError):
-    """The root of what goes wrong between ranks."""
+    """Base of errors between ranks."""
 
 
 class PeerLost(DistributedError):
@@ -155,7 +155,7 @@ class MasterError(DetCoreError):
     """A master refused a request, or failed at it.
 
     Attributes:
-        status: HTTP's status of its answer; 0: there was none.
+        status: HTTP status of its answer; 0 without one.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -189,12 +189,12 @@ class ExperimentInvalid(MasterError, ValueError):
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """One mistake in an experiment file; ``str()`` is a line for a person.
+    """One mistake in an experiment file; ``str()`` gives a line of text.
 
     Attributes:
-        path: where, as ``searcher.max_trials`` or ``labels[1]``; empty: the file itself.
-        message: what is wrong, as "should be greater than or equal to 1".
-        found: the value there, as a short text; None: there is no single one, or it may be a secret.
+        path: Path of the value, such as ``searcher.max_trials`` or ``labels[1]``; empty for the file itself.
+        message: Expectation, such as "should be greater than or equal to 1".
+        found: The value as a short text; None if it is not a single one, or may be a secret.
     """
 
     path: str
@@ -203,14 +203,16 @@ class ConfigProblem:
 
     @classmethod
     def at(cls, path: Sequence[str | int], message: str, found: str | None = None) -> ConfigProblem:
-        """One at the end of a path of keys and indices."""
+        """Return a problem at a path of keys and indices."""
         parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
         return cls("".join(parts).removeprefix("."), message, found)
 
     def __str__(self) -> str:
-        found = "" if self.found is None else f" is {self.found}"
-        line = f"{self.path or 'the experiment file'}{found}: {self.message}"
-        # A key of the file may be any text, and may hold what ends a line or steers a terminal.
+        line = self.path or "the experiment file"
+        if self.found is not None:
+            line += f" is {self.found}"
+        line += f": {self.message}"
+        # A key of the file may be any text, and may end a line or control a terminal.
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
@@ -235,7 +237,7 @@ class StoreLocked(StoreError):
 
 
 class StoreConflict(StoreError, ValueError):
-    """What was reported contradicts what is recorded; the message says what stands."""
+    """A report contradicts the record; the message has the recorded value."""
 
 
 class InvalidExperimentException(DetCoreError, ValueError, RuntimeError):
@@ -243,7 +245,7 @@ class InvalidExperimentException(DetCoreError, ValueError, RuntimeError):
 
 
 class InternalException(DetCoreError, RuntimeError):
-    """What is only known in training was asked for before; the message names the method."""
+    """A value of training was requested before training; the message names the method."""
 
 
 class MissingExtra(DetCoreError, ImportError):
