@@ -15,7 +15,7 @@ from support import ROOT, pages
 PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))
 NOT_RUN = {
     "CONTRIBUTING.md": [
-        "sets this very folder up",
+        "sets up this directory",
         "a function among others",
         "a module of launchers/",
         "a class, and a method",
