@@ -1,4 +1,4 @@
-"""What several test folders share."""
+"""Helpers shared by several test directories."""
 
 from pathlib import Path
 

@@ -67,7 +67,7 @@ def loaders():
     if not WORKERS:
         return {"num_workers": 0}
     # Forked beside torch.distributed's threads a worker may hang; those of a forkserver outlive a kill -9 of their
-    # parent, where there is no launcher to end them.
+    # parent, where no launcher exists to end them.
     if SIZE == 1:
         return {"num_workers": WORKERS}
     torch.multiprocessing.set_forkserver_preload(["torch", "det_core.core", "det_core.accelerated", "accelerate"])
@@ -110,12 +110,12 @@ class Training(Restarted):
         return found
 
     def pids(self, run: int = 1) -> list[int]:
-        """The processes of the last start."""
+        """Return the process IDs of the last start."""
         return [noted[-1][0] for rank in range(self.ranks) if (noted := self._noted(run, rank))]
 
     @property
     def printed(self) -> str:
-        """What it has printed in all its starts."""
+        """The output of all starts."""
         return self.output if (self.folder / "output").exists() else ""
 
     def disturbed_at(self, batch: int, number: signal.Signals, rng: random.Random, *, run: int = 1) -> str:

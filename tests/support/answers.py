@@ -1,4 +1,4 @@
-"""A server that gives the answers it is told to, one after the other, and keeps what it was asked."""
+"""HTTP server that gives scripted answers in order and keeps the requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Answers:
 
 @contextmanager
 def answering(*answers: Say, context: ssl.SSLContext | None = None) -> Iterator[Answers]:
-    """A server that gives these answers, and the last one for ever."""
+    """Yield a server that gives these answers in order, and repeats the last one."""
     server = Answers(list(answers), context)
     try:
         yield server

@@ -1,4 +1,4 @@
-"""What every backend must do, as tests to inherit.
+"""Contract of every backend, as tests to inherit.
 
 ::
 
@@ -48,7 +48,7 @@ class BackendSuite(ABC):
 
     @abstractmethod
     def opened(self, folder: Path, lengths: Sequence[int]) -> AbstractContextManager[BackendCase]:
-        """A backend for a new trial, and its journal; both are closed when the block ends."""
+        """Yield a backend for a new trial with its journal; both are closed when the block ends."""
 
     def test_operations_come_until_each_was_completed(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, self.lengths) as case:
@@ -157,7 +157,7 @@ class BackendSuite(ABC):
 
 
 def checkpoint(storage_id: str, steps: int) -> dict[str, Any]:
-    """A checkpoint's record, as contexts journal it."""
+    """Return a checkpoint's record, as contexts journal it."""
     return {
         "storage_id": storage_id,
         "steps_completed": steps,

@@ -19,7 +19,7 @@ CALLS = {
     "put_bytes": "write", "put_file": "write", "get": "read", "find": "list", "folders": "list", "remove": "delete",
     "abort_multipart_uploads": "delete the parts", "check_bucket": "list",
 }  # fmt: skip
-"""What a driver does, and how messages name it."""
+"""Method of a driver -> the operation's name in messages."""
 
 
 def object_store(url: str, scratch: Path) -> ObjectStore:

@@ -123,7 +123,7 @@ class ChainOfTest:
         self.chain = chain
 
     def log(self) -> str:
-        """The logs of all jobs."""
+        """Return the logs of all jobs."""
         return "".join(f"== {p.name}\n{p.read_text(errors='replace')}" for p in sorted(self.chain.folder.glob("*.log")))
 
     def wait(self, look: Callable[[], object]) -> None:
@@ -159,7 +159,7 @@ class ChainOfTest:
         return self.chain.jobs
 
     def rows(self, *, superseded: bool = False) -> list[Row]:
-        """The rows that the run has reported."""
+        """Return the rows that the run has reported."""
         return list(client.run(self.chain.run_id, self.cluster.home).rows("training", superseded=superseded))
 
     def checkpoint(self) -> str | None:

@@ -133,7 +133,7 @@ class Machine:
         assert status == 0, f"the master ended with {status}: {self.last_words()}"
 
     def _gone(self) -> int:
-        """The master ends; returns its exit status."""
+        """Wait for the master's end and return its exit status."""
         assert self.master is not None
         status = self.master.wait()
         self.master = None
@@ -143,7 +143,7 @@ class Machine:
         return status
 
     def last_words(self) -> str:
-        """The end of the master's log."""
+        """Return the end of the master's log."""
         parts = [self.home / "master.log", Path(self._output.name)]
         return "\n".join(part.read_text()[-6000:] for part in parts if part.exists())
 
@@ -157,7 +157,7 @@ class Machine:
         return found
 
     def those(self, *names: str) -> list[Process]:
-        """The processes of allocations that have one of these parts: ``script``, ``worker``, ``guardian``."""
+        """Return the live processes of allocations in these roles: ``script``, ``worker``, ``guardian``."""
         found = []
         for path in sorted((self.home / "master" / "allocations").glob("*/processes")):
             with contextlib.suppress(OSError, ValueError):
@@ -190,11 +190,11 @@ class Machine:
         return client.create_experiment(dict(config), self.context, master=self._session).id
 
     def experiment(self, number: int) -> client.Experiment:
-        """The experiment, by a master that runs."""
+        """Return the experiment, as the running master has it."""
         return client.experiment(number, self._session)
 
     def goes_on(self, number: int) -> bool:
-        """Whether it has not ended."""
+        """Return whether the experiment has not ended."""
         return not self.experiment(number).ended
 
     def ended(self, number: int) -> str:
@@ -205,14 +205,14 @@ class Machine:
         return state
 
     def begun(self) -> int:
-        """How many allocations there were so far."""
+        """Return the number of allocations so far."""
         return int(self._one("select count(*) from allocations"))
 
     def _kept(self, key: str) -> Any:
         return json.loads(self._one("select value from key_values where key = ?", key) or "null")
 
     def _one(self, query: str, *given: str) -> Any:
-        """The first column of the first row that the master's database has, if it has one."""
+        """Return the first column of the query's first row in the master's database, or None."""
         with contextlib.closing(sqlite3.connect(f"file:{self.home}/master/master.db?mode=ro", uri=True)) as conn:
             row = conn.execute(query, given).fetchone()
         return None if row is None else row[0]
@@ -220,7 +220,7 @@ class Machine:
 
 @contextlib.contextmanager
 def machine(folder: Path, slots: int, seed: int, script: Path = TRIAL) -> Iterator[Machine]:
-    """A machine with a master that runs."""
+    """Yield a machine with a running master."""
     made = Machine(folder, slots, random.Random(seed), script)
     try:
         made.start()
@@ -233,7 +233,7 @@ def machine(folder: Path, slots: int, seed: int, script: Path = TRIAL) -> Iterat
 
 
 def pause(m: Machine, number: int) -> bool:
-    """The experiment is paused, and activated soon after or later; the master may die in between."""
+    """Pause the experiment and activate it after a random delay; the master may die in between."""
     try:
         m.experiment(number).pause()
         if m.chance.random() < 0.3:
@@ -247,7 +247,7 @@ def pause(m: Machine, number: int) -> bool:
 
 
 def trial(m: Machine, number: int) -> bool:
-    """A running trial is killed; if none runs, one that comes, at a random moment of its life."""
+    """Kill a running trial, or the next one to run at a random moment of its life."""
     while True:
         found = m.those("script")
         if found and m.chance.choice(found).send(signal.SIGKILL):
@@ -259,13 +259,13 @@ def trial(m: Machine, number: int) -> bool:
 
 
 def supervisor(m: Machine, number: int) -> bool:
-    """A supervisor is killed: one half of it, or all."""
+    """Kill one or both processes of a supervisor."""
     parts = m.chance.choice([("worker",), ("guardian",), ("worker", "guardian")])
     return any([process.send(signal.SIGKILL) for process in m.those(*parts)])
 
 
 def master(m: Machine, number: int) -> bool:
-    """The master is killed, and started again; it may be killed again while it starts."""
+    """Kill the master and start it again, possibly after more kills during its start."""
     m.processes()
     m.kill_master()
     while m.chance.random() < 0.3:

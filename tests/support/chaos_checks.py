@@ -1,4 +1,4 @@
-"""What must be so at the end of an experiment, whatever happened on its way: read from the master's own store."""
+"""Invariants at the end of an experiment, whatever disturbed it: read from the master's own store."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def whole_logs(conn: Connection, number: int) -> None:
 
 
 def steps_kept(conn: Connection, number: int, saved: Path, deaths: int) -> dict[str, list[int]]:
-    """The steps of the checkpoints that were not deleted, by trial; all of them are whole.
+    """Return the steps of the checkpoints that were not deleted, by trial; check that all are intact.
 
     Others there are only of processes that died between making one complete and journaling it: ``deaths`` at most.
     """

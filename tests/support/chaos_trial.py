@@ -15,12 +15,12 @@ SAVE_EVERY = 3
 
 
 def loss(lr: float, step: int) -> float:
-    """What is measured at a step."""
+    """Return the metric of a step."""
     return abs(lr - 0.3) + 1.0 / (1 + step)
 
 
 class Training:
-    """How far it is, and what it says."""
+    """Progress of the training, and its reports."""
 
     def __init__(self, ctx: core.Context, lr: float) -> None:
         self.ctx, self.lr = ctx, lr

@@ -1,4 +1,4 @@
-"""Checkpoint contexts for tests, and what can be said of what they leave behind."""
+"""Checkpoint contexts for tests, and checks of the files that they leave behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recorder(CheckpointObserver):
         start: StartCheckpoint | None = None,
         deadline: Callable[[], float | None] = lambda: None,
     ) -> CheckpointContext:
-        """A context on a directory (or on ``store``) that tells this recorder."""
+        """Return a context on a directory (or on ``store``) that notifies this recorder."""
         return CheckpointContext(
             distributed,
             store or DirectoryStore(root, disk=disk, visibility_timeout=patience),
@@ -62,7 +62,7 @@ class Recorder(CheckpointObserver):
 
 
 def alone() -> core.DistributedContext:
-    """A job of one rank."""
+    """Return the distributed context of a job of one rank."""
     return core.DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
 
 
@@ -75,13 +75,13 @@ def fill(folder: Path, files: dict[str, bytes] = FILES) -> Path:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """The files below a folder, but for the manifest."""
+    """Return the files below a directory, but for the manifest."""
     found = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(".det_core/")}
 
 
 def listed(root: Path) -> list[str]:
-    """The checkpoints that are listed; each is read and compared with its manifest, byte for byte."""
+    """Return the listed checkpoints; each is read and compared with its manifest, byte for byte."""
     store = DirectoryStore(root)
     found = [header.storage_id for header in store.list()]
     for storage_id in found:
@@ -93,7 +93,7 @@ def listed(root: Path) -> list[str]:
 
 
 def nothing_is_left_over(root: Path, restart: int = 1) -> None:
-    """What a later restart collects leaves nothing beside the listed checkpoints."""
+    """Check that the collection of a later restart leaves nothing beside the listed checkpoints."""
     store = DirectoryStore(root)
     store.collect(Owner.current(RUN, restart))
     aside = root / ".det_core-tmp"

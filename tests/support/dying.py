@@ -34,7 +34,7 @@ def operate(name: str, work: Path, disk: FaultyDisk) -> None:
 
 
 def in_child(work: Path, name: str, at: int) -> int:
-    """The exit status of a process that dies at call ``at``; 0 if it came to the end."""
+    """Return the exit status of a process that dies at call ``at``; 0 if it finished first."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

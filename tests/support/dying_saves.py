@@ -46,7 +46,7 @@ def train(root: Path, restart: int, begin: int, said: int) -> None:
 
 
 def newest(root: Path) -> int:
-    """The step of the newest checkpoint, all being whole."""
+    """Return the step of the newest checkpoint; check that all are intact."""
     for storage_id in (found := listed(root)):
         steps = DirectoryStore(root).open(storage_id).metadata()["steps_completed"]
         got, expected = torch.load(root / storage_id / "state.pt"), state(steps)

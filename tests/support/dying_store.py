@@ -31,7 +31,7 @@ LONGEST = 0.25
 
 
 def work(writer: int, number: int) -> Callable[[Connection], None]:
-    """What must be there whole or not at all."""
+    """Return a write that must be stored completely or not at all."""
 
     def write(conn: Connection) -> None:
         key_values.put(conn, f"{writer}-before", number)
@@ -57,7 +57,7 @@ def work(writer: int, number: int) -> Callable[[Connection], None]:
 
 
 def fails(conn: Connection) -> None:
-    """A work that shares transactions with others, and leaves nothing."""
+    """Fail in the middle of a write that shares its transaction with others and must leave nothing."""
     key_values.put(conn, "half", 1)
     raise LookupError
 
@@ -108,7 +108,7 @@ def killed(url: str, done: list[int], delay: float, *, answered: bool) -> list[i
 
 
 def kept(url: str) -> list[int]:
-    """The last number of each writer that is there; fails if anything is half there."""
+    """Return the last stored number of each writer; fail if a write was stored in part."""
     if url.startswith("sqlite"):  # who was killed at once has not made its folder
         Path(str(parse(url).database)).parent.mkdir(parents=True, exist_ok=True)
     engine = writing_engine(parse(url))

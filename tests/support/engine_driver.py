@@ -1,7 +1,7 @@
 """A master in small: an engine, and a record of what it says. To be killed and started again.
 
-``python engine_driver.py HOME PLAN RECORD``: runs what PLAN says (JSON: id -> shell script), and appends each thing
-that it is told to RECORD in one write, so that lines and their mark are kept together or not at all. Ends once all has.
+``python engine_driver.py HOME PLAN RECORD``: runs what PLAN says (JSON: id -> shell script), and appends each
+event to RECORD in one write, so that lines and their mark are kept together or not at all. Ends once all has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from det_core.master.engines import LaunchSpec, LocalEngine, LogLine, Slots
 
 
 class Record:
-    """What was kept, in this life and in earlier ones."""
+    """Events recorded in this life and in earlier ones."""
 
     def __init__(self, path: Path) -> None:
         self.entries = entries(path)
@@ -45,7 +45,7 @@ class Record:
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """What a record holds; a torn line, by one that was killed, does not count."""
+    """Return the entries of a record, without a line torn by a kill."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith(b"}")]
 

@@ -68,7 +68,7 @@ def script(folder: Path, kind: str, *, cold: bool = True, **env: str) -> Restart
 
 
 def ends(found: Restarted) -> dict[int, str]:
-    """The digest of each rank's engine at the last end."""
+    """Return the digest of each rank's engine at the last end."""
     said = [json.loads(text) for text in re.findall(r"SAID (.*)$", found.output, re.MULTILINE)]
     return {each["rank"]: each["digest"] for each in said}
 
@@ -80,7 +80,7 @@ def joined(found: Restarted) -> list[Any]:
 def killed_and_stopped_equals_straight(
     tmp_path: Path, kind: str, rng: random.Random, *, kills: int = 1, rounds: int = 1, cold: bool = True
 ) -> None:
-    """Runs that are killed so many times and then stopped once, each beside one that is left alone."""
+    """Compare runs killed ``kills`` times and then stopped once with undisturbed ones."""
     length = 6 + 12 * kills
     straight = script(tmp_path / "straight", kind, cold=cold, LENGTH=str(length))
     straight.finish()
@@ -98,7 +98,7 @@ def killed_and_stopped_equals_straight(
 
 
 def resumed_with_another_number_of_ranks(tmp_path: Path, kind: str, *, cold: bool = True) -> None:
-    """The same records in the same steps: losses as those of two ranks throughout, but for rounding."""
+    """Check that another number of ranks gives the losses of two ranks throughout, but for rounding."""
     straight, changed = (script(tmp_path / name, kind, cold=cold, DROPOUT="0") for name in ("straight", "changed"))
     straight.finish()
     for ranks, length in ((2, "5"), (1, "10"), (2, "18")):

@@ -1,4 +1,4 @@
-"""What every engine must do, as tests to inherit.
+"""Contract of every engine, as tests to inherit.
 
 ::
 
@@ -35,7 +35,7 @@ class EngineSuite(ABC):
 
     @abstractmethod
     def make_engine(self, home: Path, slots: int) -> Engine:
-        """An engine with so many slots; a second call with the same ``home``: one that finds what the first runs."""
+        """Return an engine with ``slots`` slots; a second call with the same ``home`` finds what the first runs."""
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run one test's work, not for ever."""
@@ -390,7 +390,7 @@ class EngineSuite(ABC):
     async def bench(
         self, folder: Path, *, slots: int = 2, known: Mapping[str, str | None] | None = None
     ) -> AsyncIterator[Bench]:
-        """An engine at work in ``folder``, with somebody who listens."""
+        """Yield a bench with an engine at work in ``folder``, and a listener."""
         bench = Bench(self.make_engine(folder / "home", slots))
         assert len(bench.engine.slots) == slots
         await bench.engine.recover(known or {}, bench)
@@ -429,7 +429,7 @@ class Bench:
         self.journals.setdefault(allocation_id, []).extend((rank, record) for record in records)
 
     async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
-        """The same records come again at the end."""
+        """Ignore the reports, which repeat the journaled records at the end."""
 
     async def listen(self) -> None:
         """Take what has ended."""
@@ -439,7 +439,7 @@ class Bench:
             self.journal_at_end.setdefault(event.allocation_id, []).append(so_far)
 
     async def end_of(self, name: str) -> ExitReport:
-        """How an allocation ended, once it has."""
+        """Wait for an allocation's end and return its exit report."""
         await until(lambda: key(name) in self.ended)
         return self.ended[key(name)][0]
 
@@ -450,12 +450,12 @@ class Bench:
 
 
 def key(name: str) -> str:
-    """The id of a test's allocation."""
+    """Return the ID of a test's allocation."""
     return f"1.{name}.1"
 
 
 def spec(name: str, script: str = "exit 0", *, context: Path | None = None) -> LaunchSpec:
-    """An allocation that runs a shell script on slot 1."""
+    """Return an allocation that runs a shell script on slot 1."""
     return LaunchSpec(
         allocation_id=key(name), task_id=f"1.{name}", experiment_id=1, trial_id=1, trial_run_id=1, trial_seed=3,
         hparams={}, config={}, slot_ids=[1], session_token="token", master_url="http://127.0.0.1:8080",
@@ -488,12 +488,12 @@ async def refused(work: Coroutine[Any, Any, None]) -> None:
 
 
 def numbers(path: Path) -> list[int]:
-    """The numbers in a file, a line each."""
+    """Return the numbers in a file, one a line."""
     return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (and is not just remains)."""
+    """Return whether a process runs and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -113,7 +113,7 @@ class Pipelined(Tiny):
 
 
 def digest_of(engine: Any) -> str:
-    """A digest of an engine's weights and optimizer, as this rank holds them, and of torch's generator.
+    """Return a digest of an engine's weights and optimizer, as this rank holds them, and of torch's generator.
 
     With ZeRO 3 it is of the whole weights alone: a rank's part of them ends in padding, whose content is anything.
     """

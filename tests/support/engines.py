@@ -29,6 +29,6 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 def texts(bench: Any, allocation_id: str) -> list[str]:
-    """What an allocation wrote."""
+    """Return the log lines of an allocation."""
     lines: Mapping[str, Any] = bench.lines
     return [line.text for line in lines.get(allocation_id, ())]

@@ -25,7 +25,7 @@ from support import ROOT
 BUILT_FROM = ("det_core", "launchers", "skills", "llms.txt", "pyproject.toml", "README.md", "LICENSE")
 README_EXTRAS = ("torch", "master", "accelerate")
 ASKED = ("pyproject.toml", "constraints.txt")
-"""What says which packages there are to be."""
+"""Files that declare the packages of an environment."""
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
@@ -40,7 +40,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist of this checkout, and the wheel that is built from that sdist and nothing else."""
+    """Return the directory of an sdist of this checkout and of the wheel built from that sdist alone."""
     with once(tmp_path_factory, "dist") as (folder, made):
         if not made:
             source = folder / "source"
@@ -57,14 +57,14 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wheel(dist: Path) -> Path:
-    """The wheel."""
+    """Return the path of the wheel."""
     (found,) = dist.glob("*.whl")
     return found
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with the wheel, the extras that README asks for, and nothing else."""
+    """Return the interpreter of a new environment with the wheel and the extras that README asks for alone."""
     with once(tmp_path_factory, "installed") as (folder, made):
         return folder / "bin" / "python" if made else install(wheel, folder, *README_EXTRAS)
 
@@ -76,7 +76,7 @@ def install(wheel: Path, folder: Path, *extras: str, python: Path | None = None,
         wheel: det_core's.
         folder: a new one.
         extras: of the wheel.
-        python: the interpreter to make it from; this one, if nothing is said.
+        python: the interpreter of the environment. Defaults to this one.
         more: what is installed beside, as pip takes it.
     """
     packages = _packages(wheel, extras, more, python or Path(sys.executable))
@@ -87,7 +87,7 @@ def install(wheel: Path, folder: Path, *extras: str, python: Path | None = None,
 
 
 def _packages(wheel: Path, extras: tuple[str, ...], more: tuple[str, ...], python: Path) -> Path:
-    """The folder of packages that the wheel with these extras needs."""
+    """Return the directory of the packages that the wheel with these extras needs."""
     name = "-".join(("wheel", _version(python), *(extras or ("bare",)), *(("more",) if more else ())))
     folder = ROOT / ".venvs" / name
     key = hashlib.sha256(repr((more, [(ROOT / file).read_bytes() for file in ASKED])).encode()).hexdigest()
@@ -106,7 +106,7 @@ def _packages(wheel: Path, extras: tuple[str, ...], more: tuple[str, ...], pytho
 
 
 def _environment(folder: Path, python: Path) -> Path:
-    """A new and empty environment; its interpreter."""
+    """Create an empty environment and return its interpreter."""
     if python == Path(sys.executable):
         venv.create(folder, symlinks=True)
     else:
@@ -127,7 +127,7 @@ def _version(python: Path) -> str:
 
 @contextmanager
 def once(factory: pytest.TempPathFactory, name: str) -> Iterator[tuple[Path, bool]]:
-    """A folder that all workers of this test run share, and whether one of them has filled it; they come in turn."""
+    """Yield a directory shared by all workers of this test run, and whether one has filled it; one worker at a time."""
     base = factory.getbasetemp()
     folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / name
     stamp = folder.with_suffix(".made")

@@ -1,7 +1,7 @@
 """A small master that answers exactly as the wire contract says that a foreign one of a given release does.
 
-It keeps what it is told in plain lists and dictionaries, for tests to look at. Releases before 0.37 take a user's token
-only; from 0.38 on there are no searcher operations. There is no journal route, semantic rejections are 500s, unknown
+It keeps the reports in plain lists and dictionaries, for tests to look at. Releases before 0.37 take a user's token
+only; from 0.38 on there are no searcher operations. It has no journal route, semantic rejections are 500s, unknown
 routes are 501s, and success is 200 and nothing else.
 """
 
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
 
 class Trial:
-    """A trial and what was said of it."""
+    """A trial and the reports on it."""
 
     def __init__(self, trial_id: int, lengths: list[int], config: dict[str, Any]) -> None:
         self.trial_id, self.lengths, self.config = trial_id, lengths, config
@@ -98,7 +98,7 @@ class ForeignMaster:
     # for tests
 
     def add_trial(self, *, lengths: tuple[int, ...] = (10,), config: Mapping[str, Any] | None = None) -> Trial:
-        """A trial whose searcher wants these lengths, one after the other."""
+        """Add a trial whose searcher wants these lengths, one after the other."""
         made = Trial(len(self.trials) + 1, list(lengths), dict(config or {}))
         made.config.setdefault("searcher", {"name": "single", "metric": "loss", "max_length": {"batches": lengths[-1]}})
         self.trials[made.trial_id] = made
@@ -133,7 +133,7 @@ class ForeignMaster:
             self.signalled.notify_all()
 
     def end(self, trial: Trial) -> None:
-        """The allocation has ended: its token is worth nothing any more."""
+        """End the trial's allocation, which makes its token invalid."""
         with self.lock:
             self.tokens = {t: a for t, a in self.tokens.items() if a != trial.allocation_id}
 
@@ -152,7 +152,7 @@ class ForeignMaster:
     # requests
 
     def answer(self, asked: Asked, token: str | None) -> Any:
-        """What is answered: JSON, or a list of lines."""
+        """Return the answer: JSON, or a list of lines."""
         for method, pattern, name in ROUTES:
             match = re.fullmatch(pattern, asked.path)
             if match and method == asked.method and not (name in OPERATIONS and self.release >= (0, 38)):
@@ -444,7 +444,7 @@ def _handler(master: ForeignMaster) -> type[BaseHTTPRequestHandler]:
 
 @contextmanager
 def foreign_master(version: str) -> Iterator[ForeignMaster]:
-    """A master of that release while the block runs."""
+    """Yield a master of that release."""
     master = ForeignMaster(version)
     try:
         yield master

@@ -55,21 +55,21 @@ def count(ctx):
         save(ctx, step)
         op.report_completed(loss)
 """
-"""How every script here begins: a training that counts, saves after each operation, and goes on from there."""
+"""Start of every script here: a training that counts, saves after each operation, and resumes."""
 
 
 class Run(NamedTuple):
-    """How a run of a trial ended, as the master recorded it."""
+    """Outcome of a trial's run, as the master recorded it."""
 
     kind: str
     status: int | None
     """The script's exit status; minus the signal's number if one ended it."""
     steps_completed: int
-    """What it started from."""
+    """Step from which the run started."""
 
 
 class Jobs:
-    """What a test does with a master whose trials are processes.
+    """Experiments of a test on a master whose trials are processes.
 
     Args:
         real: the master.
@@ -96,7 +96,7 @@ class Jobs:
         return client.experiments(self.master)
 
     def create(self, script: str, searcher: dict[str, Any] = SINGLE, **config: Any) -> Experiment:
-        """An experiment whose trials run :data:`COUNT` and then ``script``.
+        """Create an experiment whose trials run :data:`COUNT` and then ``script``.
 
         Args:
             script: Python.
@@ -127,13 +127,13 @@ class Jobs:
         return text
 
     def ended(self, experiment: Experiment, state: str) -> list[Trial]:
-        """The trials of an experiment, once it has ended in that state."""
+        """Wait for the experiment to end in that state and return its trials."""
         found = experiment.wait()
         assert found == state, f"{found}: {experiment.refresh().error}; {self.logs()}"
         return experiment.trials()
 
     def until(self, experiment: Experiment, state: str) -> Trial:
-        """The only trial of an experiment, once it is in that state."""
+        """Wait for the experiment to reach that state and return its only trial."""
 
         def look() -> Trial | None:
             (trial,) = experiment.trials() or [None]
@@ -142,7 +142,7 @@ class Jobs:
         return until(look, lambda: f"{experiment.trials()}: {self.logs()}")
 
     def runs(self, trial: Trial) -> list[Run]:
-        """The runs of a trial that have ended, in order."""
+        """Return the ended runs of a trial, in order."""
         columns = "exit_kind, exit_status, exit_signal, steps_completed"
         where = "trial_id = ? AND end_time IS NOT NULL ORDER BY run_id"
         with contextlib.closing(sqlite3.connect(self.home / "master" / "master.db")) as db:
@@ -150,7 +150,7 @@ class Jobs:
         return [Run(kind, -number if number else status, steps) for kind, status, number, steps in rows]
 
     def kinds(self, trial: Trial) -> list[tuple[str, int | None]]:
-        """How the runs of a trial ended, without what they started from."""
+        """Return the outcomes of a trial's runs, without the steps from which they started."""
         return [run[:2] for run in self.runs(trial)]
 
     def spans(self, trial: Trial) -> list[tuple[float, float]]:
@@ -162,17 +162,17 @@ class Jobs:
             return [(began, ended) for began, ended in db.execute(query, (trial.id,))]
 
     def steps(self, trial: Trial, group: str) -> list[int]:
-        """The steps of a trial's metrics of a group, as they stand: what was superseded is not there."""
+        """Return the steps of a trial's metrics of a group, without superseded ones."""
         return [row["steps_completed"] for row in metric_rows(self.master, [trial.id], group)]
 
     def logs(self) -> str:
-        """What the trials of the newest experiment have printed, for a message."""
+        """Return the output of the newest experiment's trials, for a message."""
         (newest, *_) = self.experiments() or [None]
         return "" if newest is None else "\n".join(str(line["log"]) for line in newest.logs())
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -180,7 +180,7 @@ def alive(pid: int) -> bool:
 
 
 def supervisors(home: Path, experiment_id: int) -> list[int]:
-    """The processes that watch the trials of an experiment, by the folder that they were given."""
+    """Return the supervisor processes of an experiment's trials, by the directory in their arguments."""
     folder = str(home / "master" / "allocations" / f"{experiment_id}.")
     return [int(told.split()[0]) for told in processes_of(home) if "_supervisor" in told and folder in told]
 

@@ -34,7 +34,7 @@ def lines(folder: Path) -> list[bytes]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the same JSON: NaN is NaN, True is not 1."""
+    """Return whether two values are the same JSON: NaN is NaN, True is not 1."""
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 

@@ -62,7 +62,7 @@ class Restarted:
             return warm.start(["script.py"], env=env, cwd=self.folder, stdout=out.fileno(), kind=self.kind)
 
     def wait(self, process: Process) -> int:
-        """The status of a start that was sent a signal, once it has ended; a killed script's workers are ended too.
+        """Wait for the end of a start that was sent a signal; return its status, and end a killed script's workers too.
 
         A loader's worker may live for ever if its parent is killed while it begins, as torch lets it look up its parent
         only then. A launcher ends such workers; without one nobody does.
@@ -78,7 +78,7 @@ class Restarted:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
+        """The output so far."""
         return (self.folder / "output").read_text(errors="replace")
 
     def disturbed(self, rng: random.Random, number: signal.Signals = signal.SIGKILL, most: int = 250) -> bool:
@@ -101,11 +101,11 @@ class Restarted:
         return status != 0 if number == signal.SIGKILL else "preempted; to resume it" in self.output[-1000:]
 
     def records(self) -> int:
-        """How many records the chief's journals have."""
+        """Return the number of records in the chief's journals."""
         return sum(file.read_bytes().count(b"\n") for file in self.home.glob("runs/*/journal-*-0.jsonl"))
 
     def pids(self) -> list[int]:
-        """The ranks of the last start that have begun their journals, as these say."""
+        """Return the process IDs in the journals of the last start's ranks."""
         files = sorted(self.home.glob("runs/*/journal-*.jsonl"), key=lambda file: int(file.name.split("-")[1]))
         last = [file for file in files if file.name.split("-")[1] == files[-1].name.split("-")[1]]
         firsts = [file.read_bytes().partition(b"\n") for file in last]
@@ -117,7 +117,7 @@ class Restarted:
         return [(row.steps_completed, row.metrics, row.batch_metrics) for row in found]
 
     def state(self, name: str = "state.pt") -> Any:
-        """A file of the newest checkpoint, as torch reads it."""
+        """Return a file of the newest checkpoint, as torch reads it."""
         import torch
 
         run = client.run("latest", home=self.home)
@@ -134,7 +134,7 @@ def drawn() -> random.Random:
 
 
 def digest(state: Any) -> str:
-    """A digest of exact numbers."""
+    """Return a digest of exact numbers."""
     return hashlib.sha256(repr(_plain(state)).encode()).hexdigest()
 
 
@@ -160,7 +160,7 @@ def equal_but_for_stops(rows: Sequence[tuple[Any, ...]], straight: Sequence[tupl
 def disturb(
     make: Callable[[str], Restarted], rng: random.Random, signals: Sequence[signal.Signals], **how: Any
 ) -> Restarted:
-    """A script that was sent these signals, one a start, and then came to its end. One that ends too soon begins anew.
+    """Return a script that was sent these signals, one a start, and then finished; retry one that ends too soon.
 
     Args:
         make: one in a folder of that name.

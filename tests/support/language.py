@@ -22,7 +22,7 @@ MAX_COUNTS = ("lead", "whether", "D401")
 MAX_RATES = {"no": 0.5, "told": 0.2, "conditional": 12.0, "tuple": 3.0}
 """Measure -> largest rate per 1,000 lines of code.
 
-``no``: "X is no Y"; ``told``: the passive of tell and say, and hear; ``conditional``: conditional expressions;
+``no``: "X is no Y"; ``told``: the passive of tell and say, and of hearing; ``conditional``: conditional expressions;
 ``tuple``: assignments of a tuple to a tuple.
 """
 MIN_COMMENTS = 30.0

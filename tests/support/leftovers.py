@@ -10,7 +10,7 @@ from support.servers import MARK
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Those that name a folder, or one below it, in their command line or as their ``DET_CORE_HOME``.
+    """Return the processes that name a directory, or one below it, as an argument or their ``DET_CORE_HOME``.
 
     This one and its ancestors aside, whose command lines may say where tests are to write.
     """
@@ -29,7 +29,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def _lives_in(homes: bytes, variables: list[bytes]) -> bool:
-    """Whether its home folder is there; not so for a server for all tests, that the first to need it has started."""
+    """Return whether the home directory is there; False for a server of all tests, which the first user starts."""
     below = homes + b"/"
     return f"{MARK}=1".encode() not in variables and any(v == homes or v.startswith(below) for v in variables)
 

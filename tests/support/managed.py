@@ -65,7 +65,7 @@ def processes(
     url: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Ranks]:
-    """An allocation of ``size`` ranks that run ``code``."""
+    """Start an allocation of ``size`` ranks that run ``code``."""
     given = variables(master, trial, folder / f"info-{trial.run_id}", url=url) | dict(env or {})
     with running(code, size, folder, env=given) as ranks:
         yield ranks
@@ -83,7 +83,7 @@ def opened(
     env: Mapping[str, str] | None = None,
     **arguments: object,
 ) -> Iterator[core.Context]:
-    """A context of one rank in this process."""
+    """Open a context of one rank in this process."""
     given = variables(master, trial, folder / f"info-{trial.run_id}", url=url, latest=latest) | dict(env or {})
     for name, value in given.items():
         patch.setenv(name, value)

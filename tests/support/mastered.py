@@ -153,7 +153,7 @@ class Bench:
         return created["experiment"]["id"]
 
     async def record(self, experiment_id: int) -> dict[str, Any]:
-        """What was recorded of an experiment, in a form that two runs can be compared by."""
+        """Return the record of an experiment in a form that two runs can be compared by."""
         return await self.store.read(lambda conn: record(conn, experiment_id))
 
     async def check_replay(self, experiment_id: int) -> None:
@@ -163,7 +163,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(folder: Path, script: Script, slots: int = 1, **settings: Any) -> AsyncIterator[Bench]:
-    """A bench with a service that runs; everything is stopped at the end."""
+    """Yield a bench with a running service; stop everything at the end."""
     made = Bench(folder, script, slots, **settings)
     try:
         await made.start()
@@ -173,7 +173,7 @@ async def bench(folder: Path, script: Script, slots: int = 1, **settings: Any) -
 
 
 def config_of(searcher: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A configuration with that searcher."""
+    """Return a configuration with that searcher."""
     return {
         "name": "scripted",
         "entrypoint": "true",
@@ -186,7 +186,7 @@ def config_of(searcher: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def loss(hparams: Any, step: int) -> float:
-    """What a trial of these hyperparameters measures at a step."""
+    """Return the metric of a trial of these hyperparameters at a step."""
     return abs(hparams["lr"] - 0.3) + 1.0 / (1 + step)
 
 
@@ -210,7 +210,7 @@ async def train(trial: Trial) -> int:
 
 
 def record(conn: Connection, experiment_id: int) -> dict[str, Any]:
-    """What of an experiment must be the same in a run that was disturbed: its course, without times and run numbers."""
+    """Return the parts of an experiment that no disturbance may change: its course, without times and run numbers."""
     row = experiments.get(conn, experiment_id)
     assert row is not None
     return {

@@ -95,7 +95,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"

@@ -40,7 +40,7 @@ class Trial(pytorch.PyTorchTrial):
     def build_training_data_loader(self):
         ranks = self.context.distributed.size
         # Forked beside torch.distributed's threads a worker may hang; those of a forkserver outlive a kill -9 of
-        # their parent, where there is no launcher to end them.
+        # their parent, where no launcher exists to end them.
         how = {"multiprocessing_context": "forkserver"} if WORKERS and ranks > 1 else {}
         if "FOREIGN" in os.environ:
             self.context.experimental.disable_dataset_reproducibility_checks()

@@ -19,7 +19,7 @@ NAMES = (".hidden", "a b/ c ", "\u00fcml\u00e4ut/\u4e2d\u6587", "100%/#1?x=y&z+"
 
 
 def files_of(rank: int, count: int, megabytes: int) -> dict[str, bytes]:
-    """What a rank brings."""
+    """Return the files that a rank contributes."""
     found = {f"rank {rank}/{name}": f"{rank} {name}".encode() for name in NAMES}
     found |= {f"rank {rank}/small/{i:05}": f"{rank}-{i} ".encode() * 500 for i in range(count)}
     block = bytes(range(256)) * 4096
@@ -61,7 +61,7 @@ class Script:
             (folder / path).write_bytes(data)
 
     def check(self, context: CheckpointContext, storage_id: str) -> None:
-        """What comes back is what went."""
+        """Check that a restored checkpoint equals the saved files."""
         expected = {str(rank): "x" for rank in range(self.distributed.size)}
         assert context.get_metadata(storage_id) == {"steps_completed": 3, "by": expected}
         target = self.folder.parent / f"target-{storage_id}"

@@ -22,7 +22,7 @@ checkpoint_storage: {{type: directory, container_path: {store}}}
 
 
 def config(folder: Path, length: int = 10) -> str:
-    """An experiment of one trial, with its checkpoints in ``folder``."""
+    """Return the configuration of one trial with its checkpoints in ``folder``."""
     return CONFIG.format(length=length, store=folder / "store")
 
 
@@ -53,7 +53,7 @@ def variables(spec: LaunchSpec, folder: Path) -> dict[str, str]:
 def opened(
     spec: LaunchSpec, folder: Path, patch: pytest.MonkeyPatch, env: Mapping[str, str] | None = None
 ) -> Iterator[core.Context]:
-    """A context of one rank in this process, as the allocation's script would have it."""
+    """Open a context of one rank in this process, as the allocation's script would have it."""
     given = variables(spec, folder) | dict(env or {})
     for name, value in given.items():
         patch.setenv(name, value)

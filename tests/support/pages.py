@@ -40,12 +40,12 @@ class Block:
 
 
 def page(name: str) -> str:
-    """The text of a page, by its path in the repository."""
+    """Return the text of a page, by its path in the repository."""
     return (ROOT / name).read_text()
 
 
 def blocks(name: str) -> list[Block]:
-    """The blocks of a page, by its path in the repository, in order."""
+    """Return the blocks of a page, by its path in the repository, in order."""
     text, found = page(name), []
     for match in _BLOCK.finditer(text):
         why, indent, language, code = match.groups()
@@ -57,13 +57,13 @@ def blocks(name: str) -> list[Block]:
 
 
 def block(name: str, file: str) -> str:
-    """The block of a page that is a file of this name."""
+    """Return the block of a page that is a file of this name."""
     (found,) = [each.text for each in blocks(name) if each.name == file]
     return found
 
 
 def program(found: list[Block]) -> str:
-    """The blocks as one script for a shell, which stops at the first command that fails."""
+    """Return the blocks as one shell script that stops at the first command that fails."""
     lines = ["set -e"]
     for number, each in enumerate(found):
         if each.why_not_run is not None or (each.language not in ("python", "sh") and each.name is None):

@@ -37,7 +37,10 @@ class Person:
         return done
 
     def reads(self, *words: str) -> Any:
-        """What a command says with ``--json``; it runs in this process, since some ask again and again."""
+        """Return the output of a command with ``--json``.
+
+        It runs in this process, since some tests ask again and again.
+        """
         here = Path.cwd()
         os.chdir(self.folder)
         try:

@@ -46,13 +46,13 @@ class Plain:
         return len(self.where) - self.invalid < self.max_trials
 
     def exit(self, trial: int) -> list[tuple[Any, ...]]:
-        """It fails while it has something to do."""
+        """Let a trial fail while it has something to do."""
         self.exited.add(trial)
         self.closed.add(trial)
         return self.report(trial, WORST)
 
     def withdraw(self, trial: int) -> list[tuple[Any, ...]]:
-        """Its hyperparameters cannot be trained."""
+        """Withdraw a trial whose hyperparameters cannot be trained."""
         self.exited.add(trial)
         self.closed.add(trial)
         self.rungs[self.where[trial]].outstanding -= 1

@@ -31,11 +31,11 @@ class Wrong:
 
     @property
     def ranks(self) -> int:
-        """How many processes it runs in."""
+        """Number of processes of the training."""
         return 2 if self.base == "ranks" else 1
 
     def script(self) -> str:
-        """The script with the mistake in it."""
+        """Return the script with the mistake in it."""
         text = (PORTS / f"{self.base}.py").read_text()
         for old, new in self.edits:
             assert text.count(old) == 1, f"{self.base}.py: {text.count(old)} times {old!r}"
@@ -44,7 +44,7 @@ class Wrong:
 
 
 def _without(*lines: str) -> tuple[tuple[str, str], ...]:
-    """The edits that delete these lines."""
+    """Return the edits that delete these lines."""
     return tuple((f"{line}\n", "") for line in lines)
 
 
@@ -254,7 +254,7 @@ class Outcome:
         return [line for line in self.printed.splitlines() if re.search(SAID, line)]
 
     def is_named(self, wrong: Wrong) -> bool:
-        """Whether what is said first is right."""
+        """Return whether the first finding names the mistake."""
         named = self.causes[:1] == (wrong.cause,)
         return named or (wrong.said is not None and any(re.search(wrong.said, line) for line in self.said))
 

@@ -45,7 +45,7 @@ def missing() -> str | None:
     if programs() is None:
         return "PostgreSQL is not installed: apt-get install postgresql-15 (or `make ci`)"
     if os.geteuid() == 0 and not any(user.pw_name == USER for user in pwd.getpwall()):
-        return f"PostgreSQL does not run as root, and there is no user {USER} here"
+        return f"PostgreSQL does not run as root, and user {USER} does not exist here"
     return None
 
 
@@ -150,7 +150,7 @@ class Postgres:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
-    """A server for the whole session."""
+    """Yield a server for the whole session."""
     if reason := missing():
         if os.environ.get("CI"):
             pytest.fail(f"this is CI, and {reason}")

@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 
 class Process(Protocol):
-    """What ``subprocess.Popen`` and :class:`support.warm.Started` have in common."""
+    """Common interface of ``subprocess.Popen`` and :class:`support.warm.Started`."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """The exit status; None while it runs."""
+        """Return the exit status; None while it runs."""
 
     def wait(self) -> int:
-        """The exit status, once it has ended."""
+        """Wait for the end and return the exit status."""
 
 
 def suspend(pid: int) -> None:
@@ -43,9 +43,9 @@ def suspend(pid: int) -> None:
 
 
 def until(look: Callable[[], T | None], why: Callable[[], Any] | None = None, *, of: Process | None = None) -> T:
-    """What ``look`` returns, once it is true.
+    """Wait until ``look`` returns a true value, and return that.
 
-    There is no limit but that of the test, pytest-timeout's.
+    The only limit is that of the test, pytest-timeout's.
 
     Args:
         look: asked again and again, first every two milliseconds, later every fifty.
@@ -69,7 +69,7 @@ def until(look: Callable[[], T | None], why: Callable[[], Any] | None = None, *,
 
 
 def threads_in(function: str) -> int:
-    """How many threads of this process stand in a function of that name, or in one that it has called."""
+    """Return the number of this process's threads inside a function of that name."""
     found = 0
     for frame in sys._current_frames().values():
         walk: FrameType | None = frame
@@ -110,7 +110,7 @@ class _Ports:
         self._first, self._next = self.FIRST + block * self.SIZE, 0
 
     def draw(self) -> int:
-        """The next port of the block that is free."""
+        """Return the next free port of the block."""
         for _ in range(self.SIZE):
             port = self._first + self._next % self.SIZE
             self._next += 1
@@ -124,7 +124,7 @@ _ports: _Ports | None = None
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody has now, and that no other test process is given before it is used."""
+    """Return a free TCP port on 127.0.0.1 that no other test process is given before it is used."""
     global _ports
     if _ports is None:
         _ports = _Ports()

@@ -30,7 +30,7 @@ MOVED = "moved"
 SLOW = "slow"
 """The response comes in small pieces."""
 FAULTS = (RESET, LOST, BUSY, TRUNCATED)
-"""Those that a client is to get over at once."""
+"""Faults that a client has to survive by a retry."""
 BUSY_BODY = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
@@ -45,7 +45,7 @@ class Request(NamedTuple):
 
 
 Plan = Callable[[int, Request], "str | None"]
-"""What to do to a request, given its number from 1; None: nothing."""
+"""Fault for a request, given its number from 1; None: no fault."""
 
 
 class Proxy:
@@ -158,7 +158,7 @@ class Proxy:
 
 
 async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
-    """The body that follows a head, as it is on the wire."""
+    """Return the body that follows a head, as it is on the wire."""
     fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:] if b":" in line)
     if fields.get(b"transfer-encoding", b"").strip() == b"chunked":
         parts = []
@@ -180,7 +180,7 @@ def _reset(writer: asyncio.StreamWriter) -> bool:
 
 @contextmanager
 def proxy_before(target: str) -> Iterator[Proxy]:
-    """A proxy before the server at ``target``, a URL, while the block runs."""
+    """Yield a proxy before the server at ``target``, a URL."""
     proxy = Proxy(target)
     try:
         yield proxy

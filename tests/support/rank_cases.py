@@ -74,7 +74,7 @@ def case_30_and_case_31() -> Any:
 
 
 def case_checkpoints(name: str) -> Any:
-    """The checkpoints of the run that was named so last, on every rank."""
+    """Return the checkpoints of the latest run of that name, on every rank."""
     torch.distributed.barrier()
     run = next(run for run in client.runs() if run.name == name)
     with client.checkpoints(run=run.run_id) as checkpoints:
@@ -279,7 +279,7 @@ def different_reducers() -> None:
 
 
 def different_data() -> None:
-    """It was dealt out from other permutations, without a word."""
+    """Deal different data to the ranks: each had other permutations, without a warning."""
 
     class Trial(Tiny):
         def build_training_data_loader(self) -> Any:
@@ -310,7 +310,7 @@ def a_validation_that_ends_early() -> None:
 
 
 def a_part_called_alone() -> None:
-    """DDP does not hear of it, and each rank trained a model of its own."""
+    """Call a part of the model past DDP, by which each rank trained a model of its own."""
 
     class Trial(Tiny):
         def build(self) -> Any:

@@ -54,7 +54,7 @@ class Ranks:
                     self.processes.append(warm.start([script, *args], env=everything, stdout=out.fileno(), kind=kind))
 
     def output(self, rank: int) -> str:
-        """What ``rank`` has printed so far."""
+        """Return the output of ``rank`` so far."""
         return self.outputs[rank].read_text(errors="replace")
 
     def wait_for(self, text: str, *, times: int = 1, ranks: list[int] | None = None) -> None:
@@ -67,12 +67,12 @@ class Ranks:
             )
 
     def wait(self) -> list[int]:
-        """The exit status of every rank."""
+        """Wait for all ranks and return their exit statuses."""
         return [p.wait() for p in self.processes]
 
 
 def _variables(size: int) -> list[dict[str, str]]:
-    """What torchrun gives each of so many ranks."""
+    """Return torchrun's variables for each of ``size`` ranks."""
     alike = {
         "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
@@ -121,7 +121,7 @@ class Job:
         return None if None in statuses else self._failed
 
     def wait(self) -> int:
-        """That status, once all have ended."""
+        """Wait for all and return that status."""
         until(lambda: self.poll() is not None)
         return self._failed
 

@@ -27,7 +27,7 @@ ALLOCATION, BEARER = "Grpc-Metadata-x-allocation-token", "Authorization"
 
 @dataclass(frozen=True)
 class Allocation:
-    """What the processes of an allocation know of it."""
+    """Facts of an allocation that its processes have."""
 
     id: str
     task_id: str
@@ -75,7 +75,7 @@ class RealMaster:
 
     @contextmanager
     def lent(self) -> Iterator[RealMaster]:
-        """The master for one test. What the test has made there is ended after it, and nothing else is touched."""
+        """Yield the master for one test; end the experiments of that test afterwards, and no others."""
         before = {experiment["id"] for experiment in self.get("experiments")["experiments"]}
         try:
             yield self
@@ -107,7 +107,10 @@ class RealMaster:
     def ask(
         self, method: str, path: str, body: Any = None, *, token: str | None = "", header: str = BEARER
     ) -> requests.Response:
-        """A request as the contract's clients make it. ``token``: "" that of the user, None none at all."""
+        """Send a request as the contract's clients do.
+
+        ``token``: "" for that of the user, None for none at all.
+        """
         shown = self.token if token == "" else token
         headers = {} if shown is None else {header: f"Bearer {shown}"}
         url = self.url + ("" if path.startswith("/") else "/api/v1/") + path
@@ -115,11 +118,11 @@ class RealMaster:
         return requests.request(method, url, data=data, headers=headers, allow_redirects=False)
 
     def get(self, path: str, **more: Any) -> Any:
-        """The answer, which must be a 200."""
+        """Return the answer, which must be a 200."""
         return _good(self.ask("GET", path, **more))
 
     def post(self, path: str, body: Any = None, **more: Any) -> Any:
-        """The answer, which must be a 200."""
+        """Return the answer, which must be a 200."""
         return _good(self.ask("POST", path, body, **more))
 
     # experiments
@@ -134,7 +137,7 @@ class RealMaster:
         return int(self.post("experiments", body)["experiment"]["id"])
 
     def until(self, experiment_id: int, *states: str) -> dict[str, Any]:
-        """The experiment, once it is in one of these states."""
+        """Wait until the experiment is in one of these states, and return it."""
 
         def look() -> dict[str, Any] | None:
             found: dict[str, Any] = self.get(f"experiments/{experiment_id}")["experiment"]
@@ -152,14 +155,14 @@ class RealMaster:
         return found
 
     def rows(self, trial_id: int, group: str, **more: str) -> list[dict[str, Any]]:
-        """The rows of a group of metrics."""
+        """Return the rows of a group of metrics."""
         query = "&".join(f"{k}={v}" for k, v in {"trialIds": str(trial_id), "group": group, **more}.items())
         answer = self.ask("GET", f"trials/metrics/trial_metrics?{query}")
         assert answer.status_code == 200, answer.text
         return [row for line in answer.text.splitlines() for row in json.loads(line)["result"]["metrics"]]
 
     def logs(self, trial_id: int) -> list[dict[str, Any]]:
-        """The lines of a trial's log."""
+        """Return the lines of a trial's log."""
         answer = self.ask("GET", f"trials/{trial_id}/logs")
         assert answer.status_code == 200, answer.text
         return [json.loads(line)["result"] for line in answer.text.splitlines()]
@@ -169,7 +172,7 @@ class RealMaster:
         return "".join(line["log"] for trial in self.trials(experiment_id) for line in self.logs(trial["id"]))
 
     def running(self, experiment_id: int, count: int = 1) -> list[Allocation]:
-        """The allocations of an experiment that run, once there are so many."""
+        """Wait until ``count`` allocations of an experiment run, and return them."""
 
         def look() -> list[Allocation] | None:
             found = [t["allocationId"] for t in self.trials(experiment_id) if t.get("allocationId")]
@@ -179,7 +182,7 @@ class RealMaster:
         return until(look)
 
     def allocation(self, allocation_id: str) -> Allocation | None:
-        """What its processes are told of an allocation, once they are."""
+        """Return the facts that an allocation's processes have been given, or None before that."""
         folder = self.home / "master" / "allocations" / allocation_id / "info"
         try:
             cluster = json.loads((folder / "cluster.json").read_text())
@@ -192,7 +195,7 @@ class RealMaster:
 
 @contextmanager
 def real_master(home: Path, *options: str) -> Iterator[RealMaster]:
-    """A master while the block runs."""
+    """Yield a running master."""
     master = RealMaster(home, *options)
     try:
         yield master

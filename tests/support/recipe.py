@@ -17,12 +17,12 @@ FIXED, OURS = "/run/determined/info", '"$DET_CORE_INFO_DIR"'
 
 
 def files() -> dict[str, str]:
-    """The scripts."""
+    """Return the scripts by name."""
     return {path.name: path.read_text() for path in FOLDER.glob("*.py")}
 
 
 def config(entrypoint: str, store: Path, searcher: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A configuration; ``more`` are hyperparameters, but for ``max_restarts``."""
+    """Return a configuration; ``more`` are hyperparameters, but for ``max_restarts``."""
     restarts = more.pop("max_restarts", 0)
     return {
         "name": "recipe",
@@ -42,13 +42,13 @@ def no_namespaces() -> str | None:
 
 
 def last_row(real: RealMaster, number: int) -> tuple[int, int] | None:
-    """The last training row of an experiment's first trial: its step and its run."""
+    """Return step and run of the last training row of an experiment's first trial."""
     rows = [r for t in real.trials(number)[:1] for r in real.rows(t["id"], "training")]
     return (rows[-1]["totalBatches"], rows[-1]["trialRunId"]) if rows else None
 
 
 def completed(real: RealMaster, number: int) -> dict[str, Any]:
-    """The one trial of an experiment that has completed."""
+    """Wait until an experiment has completed, and return its one trial."""
     real.until(number, "STATE_COMPLETED")
     (trial,) = real.trials(number)
     found: dict[str, Any] = real.get(f"trials/{trial['id']}")["trial"]
@@ -75,7 +75,7 @@ def check_course(real: RealMaster, trial: dict[str, Any]) -> None:
 
 
 class Held:
-    """An experiment whose scripts only live: what they say is said by the test, with their tokens.
+    """An experiment whose scripts only live: the test reports in their place, with their tokens.
 
     Args:
         real: the master.
@@ -90,7 +90,7 @@ class Held:
         self.id = real.create(config(f"hold.py {self._words}", folder / "store", searcher, **more), files())
 
     def allocation(self, run_id: int = 1, trial: int = 0) -> Allocation:
-        """An allocation of one of the trials, once it runs."""
+        """Wait until one of the trials runs, and return its allocation."""
 
         def look() -> Allocation | None:
             found = self._real.trials(self.id)

@@ -61,7 +61,7 @@ class Training:
         self._deleted = _Deleted()
         self._asked = 0
         self._pending: dict[str, tuple[float, float]] = {}
-        """Removals of which was heard before the commit of their checkpoint was over."""
+        """Removals reported before the commit of their checkpoint was over."""
         self.removals = 0
         self.expired = 0
 
@@ -164,7 +164,10 @@ class Training:
         assert newest <= (-1 if start is None else start.candidate.ordinal), (newest, start)
 
     def _check_retention(self) -> None:
-        """What retention deleted, its policy did not keep of those that others had not removed before the commit."""
+        """Check that each checkpoint deleted by retention was one that its policy did not keep.
+
+        The policy had to choose among those that others had not removed before the commit.
+        """
         for gone in self._saved.values():
             if gone.expired_after is None:
                 continue
@@ -203,7 +206,7 @@ class _Deleted(logging.Handler):
             self._ids.append(str(record.args[0]))
 
     def take(self) -> list[str]:
-        """Those since the last call."""
+        """Return the IDs since the last call."""
         ids = self._ids
         self._ids = []
         return ids

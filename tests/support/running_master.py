@@ -52,7 +52,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What went wrong."""
+        """The error's content."""
         found: dict[str, Any] = self.json["error"]
         return found
 
@@ -120,13 +120,13 @@ class Running:
             return Answer(response)
 
     def created(self, config: str = CONFIG, **more: Any) -> int:
-        """The id of a new experiment."""
+        """Create an experiment and return its ID."""
         answer = self.ask("POST", "experiments", {"config": config, **more})
         assert answer.status == 200, answer.text
         return int(answer.json["experiment"]["id"])
 
     def launched(self, experiment_id: int, count: int = 1) -> list[LaunchSpec]:
-        """The allocations of an experiment that run, once there are so many."""
+        """Wait until ``count`` allocations of an experiment run, and return them."""
         return until(lambda: self._running(experiment_id, count))
 
     def _running(self, experiment_id: int, count: int) -> list[LaunchSpec] | None:
@@ -134,11 +134,11 @@ class Running:
         return found if len(found) >= count else None
 
     def a_trial(self, config: str = CONFIG, **more: Any) -> LaunchSpec:
-        """The allocation of a new experiment's first trial."""
+        """Create an experiment and return the allocation of its first trial."""
         return self.launched(self.created(config, **more))[0]
 
     def end(self, allocation_id: str, status: int = 0) -> None:
-        """The script exits."""
+        """Let the script exit."""
 
         async def ended() -> None:
             self.engine.end(allocation_id, status)
@@ -146,7 +146,7 @@ class Running:
         self.run(ended())
 
     def until(self, experiment_id: int, state: str) -> dict[str, Any]:
-        """The experiment, once it is in that state."""
+        """Wait until the experiment is in that state, and return it."""
 
         def look() -> dict[str, Any] | None:
             found: dict[str, Any] = self.ask("GET", f"experiments/{experiment_id}").json["experiment"]

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ScriptedBackend:
-    """Answers from its attributes, and keeps what it is told."""
+    """Backend that answers from its attributes, and keeps what it receives."""
 
     def __init__(self, lengths: Sequence[int] = (1,)) -> None:
         self.lengths = list(lengths)

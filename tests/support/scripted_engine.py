@@ -50,7 +50,7 @@ class ScriptedEngine:
         self.graces[allocation_id] = grace
 
     async def events(self) -> AsyncIterator[Ended]:
-        """What has ended."""
+        """Yield the allocations that have ended."""
         while True:
             yield await self._events.get()
 
@@ -63,7 +63,7 @@ class ScriptedEngine:
     def end(
         self, allocation_id: str, status: int | None = 0, *, signal: int | None = None, killed: bool = False
     ) -> None:
-        """The script has ended, with that status or by that signal. To be called on the loop."""
+        """End the script with that status or by that signal; to be called on the loop."""
         report = ExitReport(None if signal else status, signal, killed, True, False, "as the test says")
         self._ended(allocation_id, report)
 

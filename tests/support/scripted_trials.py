@@ -45,7 +45,7 @@ class Trial:
                 gone.cancel()
 
     async def operation(self) -> int | None:
-        """The length to train to; None: there is nothing to do."""
+        """Return the length to train to, or None without an operation."""
         found = await self.ask(lambda s: s.operation(self.spec.trial_id, allocation_id=self.spec.allocation_id))
         return None if found["completed"] else found["length"]
 
@@ -87,7 +87,7 @@ class Trial:
         return uuid
 
     async def should_preempt(self, timeout: float = 0.0) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         return await self.ask(lambda s: s.preemption(self.spec.allocation_id, timeout))
 
     async def acknowledge(self) -> None:
@@ -132,18 +132,18 @@ class ScriptedTrials:
     # What the trials see of the master.
 
     def attend(self, service: Service) -> None:
-        """A service is there."""
+        """Attach a service."""
         self._gone.clear()
         self._service.set_result(service)
 
     def abandon(self) -> None:
-        """The service has died: whoever waits for an answer asks the next one."""
+        """Detach the service, which has died: pending requests go to the next one."""
         self._service = asyncio.get_running_loop().create_future()
         self._listener = None
         self._gone.set()
 
     async def service(self) -> Service:
-        """The service that is there, or will be."""
+        """Return the attached service; wait for one if there is none."""
         return await asyncio.shield(self._service)
 
     async def gone(self) -> None:
@@ -161,7 +161,7 @@ class ScriptedTrials:
         self._end(allocation_id, ExitReport(None, signal, False, True, False, f"killed by signal {signal}"))
 
     def lose(self, allocation_id: str) -> None:
-        """The supervisor of an allocation is killed, or its machine starts anew."""
+        """Lose an allocation: its supervisor was killed, or its machine rebooted."""
         self._end(allocation_id, ExitReport(None, None, False, True, True, "its supervisor was killed"))
 
     async def stop(self) -> None:
@@ -210,7 +210,7 @@ class ScriptedTrials:
             self._timers[allocation_id] = asyncio.get_running_loop().call_later(grace, self._end, allocation_id, report)
 
     async def events(self) -> AsyncIterator[Ended]:
-        """What has ended."""
+        """Yield the allocations that have ended."""
         queue = self._queue
         while True:
             yield await queue.get()

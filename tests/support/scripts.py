@@ -13,7 +13,7 @@ from support import TESTS, warm
 
 
 def run(code: str, folder: Path, *args: object, env: Mapping[str, str] | None = None) -> CompletedProcess[str]:
-    """What it says and how it ends; stderr is within stdout, and it may import from ``tests``."""
+    """Run code that may import from ``tests`` and return the ended process; stderr is within stdout."""
     script = folder / f"script-{time.monotonic_ns()}.py"
     script.write_text(textwrap.dedent(code))
     return warm.run([script, *map(str, args)], env={**os.environ, "PYTHONPATH": str(TESTS), **(env or {})})

@@ -40,7 +40,7 @@ class S3Server:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
-        """A boto3 client, to look behind the back of what is tested."""
+        """Yield a boto3 client, to look behind the back of the code under test."""
         import boto3
 
         keys = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
@@ -116,13 +116,13 @@ def rgw_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_server(moto_server: S3Server) -> S3Server:
-    """The S3 server at hand; in ``tests/stores`` each in turn."""
+    """Return the S3 server at hand; in ``tests/stores`` each in turn."""
     return moto_server
 
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[GcsServer]:
-    """The GCS emulator, in memory."""
+    """Yield the GCS emulator, in memory."""
     port = free_port()
     words = ["start", "-H", "127.0.0.1", "--port", str(port), "-M", "-q"]
     # It has one thread and a queue of five, beyond which a connection waits for seconds. Four ranks make 128 at a time.
@@ -138,7 +138,7 @@ def gcs_server() -> Iterator[GcsServer]:
 
 @contextlib.contextmanager
 def _serving(command: list[str], port: int) -> Iterator[None]:
-    """A server that listens on ``port`` while the block runs."""
+    """Run a server that listens on ``port`` while the block runs."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -85,7 +85,7 @@ def save(context: CheckpointContext, way: str) -> None:
 
 
 def ending(handle: core.CheckpointHandle) -> Callable[[Any], None]:
-    """What ends a checkpoint when the future of its writer is done, in the writer's thread."""
+    """Return a callback that ends a checkpoint when its writer's future is done, in the writer's thread."""
 
     def end(written: Any) -> None:
         if written.exception():
@@ -131,7 +131,7 @@ def restore_from_elsewhere(distributed: core.DistributedContext, storage_id: str
 
 
 def fail(context: CheckpointContext) -> None:
-    """The writer of the last rank fails; every rank is told, and nothing is kept."""
+    """Fail in the writer of the last rank; every rank raises the error, and nothing is kept."""
     training = Training(seed=0)
     handle = context.begin(STEPS, shard=True)
     if dist.get_rank() == dist.get_world_size() - 1:

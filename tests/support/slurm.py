@@ -126,15 +126,15 @@ class Slurm:
         self._wait("two idle nodes", lambda: self._states() == ["idle", "idle"])
 
     def on(self, number: int) -> list[str]:
-        """The words to put before a command that is to run on machine 1 or 2 with Slurm's commands at hand."""
+        """Return the words to put before a command to run it on machine 1 or 2 with Slurm's commands at hand."""
         return [*self.hosts.on(number), "env", *(f"{name}={value}" for name, value in self.env.items())]
 
     def srun(self, *options: str) -> list[str]:
-        """The words to put before a command that is to run as the tasks of a job, seen from machine 1."""
+        """Return the words to put before a command to run it as a job's tasks, seen from machine 1."""
         return [*self.on(1), "srun", "--immediate=60", *options]
 
     def jobs(self) -> list[str]:
-        """The ids of the jobs that have not ended."""
+        """Return the IDs of the jobs that have not ended."""
         command = [*self.on(1), "squeue", "-h", "-o", "%i"]
         return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
@@ -157,7 +157,7 @@ class Slurm:
             server.wait()
 
     def log(self) -> str:
-        """What the daemons have to say."""
+        """Return the logs of the daemons."""
         return "".join(p.read_text(errors="replace")[-2000:] for p in sorted(self.hosts.folder.glob("server-*.log")))
 
     def _states(self) -> list[str]:
@@ -178,7 +178,7 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def slurm(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A cluster for all tests."""
+    """Yield a cluster for all tests."""
     if reason := missing():
         skip_or_fail(reason)
     cluster = Slurm(hosts, tmp_path_factory.mktemp("slurm"))

@@ -39,7 +39,7 @@ def read(folder: Path, names_from: Path, depth: int) -> dict[str, Module]:
     """All modules below a folder by dotted name, in rooms ``depth`` folders deep; the launchers by way of a symlink."""
     found = {}
     for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(set(folders) - {"home"})  # tests/golden/home: what checkpoints hold is no module
+        folders[:] = sorted(set(folders) - {"home"})  # tests/golden/home: checkpoints hold scripts, not modules
         for path in (Path(parent, file) for file in sorted(files) if file.endswith(".py")):
             parts = path.relative_to(names_from).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -52,7 +52,7 @@ def read(folder: Path, names_from: Path, depth: int) -> dict[str, Module]:
 
 
 def rooms(modules: dict[str, Module], used: Counter[Path] | None = None) -> Table:
-    """The figures of each room, and of all; with CPU seconds by file, those too."""
+    """Return the figures of each room, and of all; with CPU seconds by file, those too."""
     found = {}
     for room in [*sorted({module.room for module in modules.values()}), "all"]:
         group = [module for module in modules.values() if room in (module.room, "all")]
@@ -110,7 +110,7 @@ def _targets(statement: ast.Import | ast.ImportFrom, module: Module, modules: di
 
 
 def circles(modules: dict[str, Module]) -> dict[str, list[dict[str, list[str]]]]:
-    """The strongly connected components of the imports: the shortest circle of each, and its modules beside that.
+    """Return the strongly connected components of the imports: the shortest circle of each, and its other modules.
 
     First of imports at import; then what is new or larger with those made lazily, and with those for typing.
     """
@@ -131,7 +131,7 @@ def circles(modules: dict[str, Module]) -> dict[str, list[dict[str, list[str]]]]
 
 
 def _ways(graph: dict[str, list[str]], start: str) -> dict[str, list[str]]:
-    """The shortest way to each module that one imports in the end; to itself, too, in a circle."""
+    """Return the shortest way to each module that one imports in the end; to itself, too, in a circle."""
     ways: dict[str, list[str]] = {}
     todo = deque([[start]])
     while todo:

@@ -14,11 +14,11 @@ REQUIREMENTS = [
     *("tqdm", "pathspec", "termcolor", "lomond", "pytz", "python-dateutil", "gitpython", "tabulate", "docker"),
     "analytics-python",
 ]
-"""What is enough for it (wire contract, §3.4)."""
+"""Packages that suffice for the client (wire contract, §3.4)."""
 
 
 def python(release: str) -> Path:
-    """The interpreter with a release, which is installed at its first use.
+    """Return the interpreter with a release, which is installed at its first use.
 
     Raises:
         subprocess.CalledProcessError: pip could not; its output is on the terminal.

@@ -1,4 +1,4 @@
-"""What every checkpoint store must do, as tests to inherit.
+"""Contract of every checkpoint store, as tests to inherit.
 
 ::
 

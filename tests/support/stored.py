@@ -46,7 +46,7 @@ def run_with_checkpoints(
     losses: Sequence[float] = (),
     name: str = "job",
 ) -> tuple[str, Store]:
-    """A run with checkpoints ``c<steps>-<run>``, a validation loss for each, and the store where they lie."""
+    """Write a run with checkpoints ``c<steps>-<run>`` and a validation loss for each; return its ID and store."""
     folder = RunFolder.create(home, name=name)
     folder.begin_restart({"argv": ["python", "train.py"]})
     store = DirectoryStore(storage or folder.path / "checkpoints")

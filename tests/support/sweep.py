@@ -27,7 +27,7 @@ CHECKS = [
 ]
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 LIMITED = {"timeout_seconds": 0, "follow": False}
-"""What would have a request wait."""
+"""Values of the parameters that would make a request wait."""
 
 
 class Sweep:

@@ -26,7 +26,7 @@ LENGTH = 5
 ACCURACY = 95.0
 EPOCH = re.compile(r"Epoch (\d+): (.*); validation: (.*)")
 MEASURED = ("images_per_second",)
-"""What no two runs have in common."""
+"""Metrics that differ between any two runs."""
 
 
 def timm_or_skip() -> None:
@@ -39,12 +39,12 @@ def timm_or_skip() -> None:
 
 
 def commands() -> list[tuple[str, bool]]:
-    """The commands of the README's steps, and whether each is to be interrupted on its way."""
+    """Return the commands of the README's steps, and whether each is to be interrupted on its way."""
     return [command for part in README.split("## Step ")[1:] for command in _commands(part)]
 
 
 def short() -> list[tuple[str, bool]]:
-    """Those of steps 0, 3 and 4, without adaptive ASHA."""
+    """Return the commands of steps 0, 3 and 4, without adaptive ASHA."""
     parts = README.split("## Step ")[1:]
     return [command for n in (0, 3, 4) for command in _commands(parts[n]) if "adaptive" not in command[0]]
 
@@ -121,7 +121,7 @@ class Reader(Person):
         return epochs_of(self.types(*words, **variables).stderr)
 
     def experiment(self, name: str) -> Any:
-        """What is told of the first experiment of a name, which has ended well."""
+        """Return the description of the first experiment of a name, which must have completed."""
         number = min(e["id"] for e in self.reads("experiment", "list") if e["name"] == name)
         told = self.reads("experiment", "describe", str(number))
         assert told["state"] == "COMPLETED"
@@ -132,19 +132,19 @@ class Reader(Person):
         return int(self.reads("experiment", "create", config, ".", *words)["id"])
 
     def sees_completed(self, experiment_id: int) -> Any:
-        """Wait for an experiment's end, which must be a good one; what is told of it."""
+        """Wait for an experiment to complete, and return its description."""
         self.types("det-core", "experiment", "wait", str(experiment_id))
         return self.reads("experiment", "describe", str(experiment_id))
 
     def finds(self, trial_id: int, group: str = "validation") -> list[tuple[int, dict[str, Any]]]:
-        """The metrics of a trial, by step, but for those that no two runs have in common."""
+        """Return the metrics of a trial by step, but for those that differ between any two runs."""
         rows = self.reads("trial", "metrics", str(trial_id), "--group", group)
         return [
             (row["steps_completed"], {k: v for k, v in row["metrics"].items() if k not in MEASURED}) for row in rows
         ]
 
     def fetches(self, experiment_id: int, *options: str) -> dict[str, Any]:
-        """A checkpoint of an experiment, by default its best: what timm has saved."""
+        """Return timm's state in a checkpoint of an experiment, by default its best."""
         place = f"fetched-{experiment_id}"
         self.types("det-core", "experiment", "download-checkpoint", str(experiment_id), place, *options)
         return loaded(self.folder / place / "data")
@@ -163,7 +163,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 def epochs_of(log: str) -> list[dict[str, float]]:
-    """What a log says of each epoch: the metrics of the training, and those of the validation with ``val_``."""
+    """Return the metrics of each epoch in a log: those of the training, and of the validation with ``val_``."""
     found = []
     for epoch, training, validation in EPOCH.findall(log):
         values = {"epoch": float(epoch)}
@@ -174,7 +174,7 @@ def epochs_of(log: str) -> list[dict[str, float]]:
 
 
 def loaded(path: Path) -> dict[str, Any]:
-    """What timm has saved in a file."""
+    """Return the content of a file that timm has saved."""
     import argparse
 
     import torch

@@ -1,4 +1,4 @@
-"""What torch does once in a process, done before any test is looked at."""
+"""Work that torch does once in a process, done before the first test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tensors of a few numbers, in here and in 
 
 @pytest.fixture(scope="session", autouse=True)
 def an_optimizer() -> None:
-    """The first optimizer of a process loads torch._dynamo, which sets an environment variable."""
+    """Create the first optimizer of the process.
+
+    It loads torch._dynamo, which sets an environment variable.
+    """
     torch = pytest.importorskip("torch")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 

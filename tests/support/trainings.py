@@ -32,7 +32,7 @@ def rows(number: int = 40, scale: float = 1.0) -> TensorDataset:
 
 
 def linear() -> nn.Module:
-    """A model of three weights, the same at each call."""
+    """Return a model of three weights, the same at each call."""
     torch.manual_seed(3)
     return nn.Linear(2, 1)
 
@@ -40,7 +40,7 @@ def linear() -> nn.Module:
 def a_trainer(
     cls: type[Trainer] = Trainer, callbacks: Any = (), *, model: Any = None, lr: float = 0.1, **options: Any
 ) -> Trainer:
-    """A Trainer with SGD and MSE, and no callbacks unless given.
+    """Return a Trainer with SGD and MSE, and no callbacks unless given.
 
     Args:
         cls: its class.
@@ -72,12 +72,12 @@ def evaluate(trainer: Trainer, data: Any = None) -> Trainer:
 
 
 def weights(model: Any) -> list[Tensor]:
-    """Copies of a model's parameters; of a Trainer, its model's."""
+    """Return copies of a model's parameters; of a Trainer, its model's."""
     return [p.detach().clone() for p in getattr(model, "model", model).parameters()]
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two models, or Trainers, have bit-equal weights."""
+    """Return whether two models, or Trainers, have bit-equal weights."""
     return all(torch.equal(a, b) for a, b in zip(weights(left), weights(right), strict=True))
 
 
@@ -121,7 +121,7 @@ class Events(TrainerCallback):
         self.told: list[tuple[str, dict[str, Any]]] = []
 
     def count(self, event: str) -> int:
-        """How often it was fired."""
+        """Return the number of times that an event was fired."""
         return self.log.count(event)
 
 
@@ -145,12 +145,12 @@ class Scripted(Trainer):
     losses: tuple[float, ...] = ()
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
-        """The epoch's."""
+        """Replace the loss by that of the epoch."""
         output = super().calculate_eval_batch_loss(batch)
         loss = torch.tensor(self.losses[(self.run_history.current_epoch - 1) % len(self.losses)])
         return {**output, "loss": loss}
 
 
 def scripted(*losses: float) -> type[Trainer]:
-    """A class of Trainers whose n-th evaluation has the n-th of these losses."""
+    """Return a class of Trainers whose n-th evaluation has the n-th of these losses."""
     return type("Scripted", (Scripted,), {"losses": losses})

@@ -106,19 +106,19 @@ class WithHooks(Tiny):
 
 
 class Fitted:
-    """What a fit left."""
+    """Run and checkpoints that a fit has left."""
 
     def __init__(self, trial: Any, run_id: str) -> None:
         self.trial = trial
         self.run = client.run(run_id)
 
     def rows(self, group: str, name: str | None = None) -> Any:
-        """Steps, or pairs of step and the metric ``name``."""
+        """Return steps, or pairs of step and the metric ``name``."""
         rows = read_run(self.run.path).rows(group)
         return [row.steps_completed if name is None else (row.steps_completed, row.metrics.get(name)) for row in rows]
 
     def batches(self) -> list[Any]:
-        """The metrics of every trained batch, in order."""
+        """Return the metrics of every trained batch, in order."""
         return [batch for row in read_run(self.run.path).rows("training", batches=True) for batch in row.batch_metrics]
 
     @property
@@ -128,7 +128,7 @@ class Fitted:
             return sorted(checkpoint.steps_completed for checkpoint in found)
 
     def folder(self, steps: int | None = None) -> Path:
-        """The folder of the checkpoint at ``steps``, or of the last one."""
+        """Return the directory of the checkpoint at ``steps``, or of the last one."""
         with client.checkpoints(run=self.run.run_id) as found:
             chosen = [c for c in found if steps in (None, c.steps_completed)]
         return self.run.path / "checkpoints" / max(chosen, key=lambda c: c.steps_completed).storage_id
@@ -136,7 +136,7 @@ class Fitted:
 
 @contextmanager
 def built(cls: type[Any] = Tiny, **init: Any) -> Iterator[Any]:
-    """A trial with its context open."""
+    """Yield a trial with its context open."""
     options = {"hparams": {}, **init}
     with pytorch.init(**options) as context:
         yield cls(context)
@@ -159,6 +159,6 @@ def fit(cls: type[Any] = Tiny, length: Any = 4, *, init: dict[str, Any] | None =
 
 
 def resumed(first: Any, then: Any, cls: type[Any] = Tiny, **options: Any) -> tuple[Fitted, Fitted]:
-    """A fit, and one more that goes on with its run."""
+    """Fit, resume the run in another fit, and return both."""
     before = fit(cls, first, init={"name": "r"}, **options)
     return before, fit(cls, then, init={"name": "r", "resume": "latest"}, **options)

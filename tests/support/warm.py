@@ -31,7 +31,7 @@ MODULES = (*(WITH_TORCH if importlib.util.find_spec("torch") else ()), "det_core
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What a server has loaded.
+    """Set of modules that a server has loaded.
 
     Attributes:
         python: its interpreter.
@@ -114,7 +114,7 @@ class Server:
 
 
 class Started:
-    """What a test wants of ``subprocess.Popen``."""
+    """The part of ``subprocess.Popen`` that tests use."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._told = connection, connection.makefile("r")
@@ -122,7 +122,7 @@ class Started:
         self.returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, or minus the number of the signal that ended it."""
+        """Wait for the end; return the exit status, or minus the number of the signal."""
         if self.returncode is None:
             if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
@@ -132,7 +132,7 @@ class Started:
         return self.returncode
 
     def poll(self) -> int | None:
-        """The exit status; None while it runs."""
+        """Return the exit status; None while it runs."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
@@ -203,7 +203,7 @@ def run(
 
 
 def python(kind: Kind) -> str:
-    """The path of a ``python`` that runs scripts and modules warm, as does what these start by ``sys.executable``."""
+    """Return a ``python`` that runs scripts and modules warm, as does every process started from ``sys.executable``."""
     return str(_server_of(kind).python)
 
 

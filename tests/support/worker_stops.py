@@ -165,7 +165,7 @@ _MARK = "DET_CORE_TEST_STOPS"
 
 @dataclass
 class Stopped:
-    """How a training has ended.
+    """Outcome of a training.
 
     Attributes:
         saved: whether every rank has stopped in order, and a checkpoint is there.
@@ -204,7 +204,7 @@ class Training:
             )  # fmt: skip
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """Return the output so far."""
         return (self.folder / "output").read_text(errors="replace")
 
     def wait_for(self, word: str) -> None:

@@ -1,4 +1,4 @@
-"""What a container's own programs say to a master before a script runs, beside it, and after it (§3.3, §6, §7.1).
+"""Calls of a container's own programs before a script runs, beside it, and after it (§3.3, §6, §7.1).
 
 Usage: boot.py INFO_FOLDER
 """

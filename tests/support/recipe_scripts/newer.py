@@ -37,7 +37,7 @@ def main(trial: Trial) -> None:
 
 
 def tell(trial: Trial) -> None:
-    """What only such a client says (§5.4, §5.8)."""
+    """Make the calls that only such a client makes (§5.4, §5.8)."""
     data = {"title": "hello", "description": "from a trial", "level": "LOG_LEVEL_WARNING"}
     body = {"data": data, "experimentId": trial.experiment_id, "trialId": trial.id}
     assert trial.ask("POST", "api/v1/webhooks/custom", body) == {}

@@ -51,7 +51,7 @@ def save(ctx: det.core.Context, step: int) -> str:
 
 
 def tell(ctx: det.core.Context) -> None:
-    """What else a script may say and ask."""
+    """Make the remaining calls of a script."""
     ctx.train.set_status("training")
     ctx.train.set_metadata({"who": {"name": "stock"}})
     assert ctx.train.get_metadata() == {"who": {"name": "stock"}}

@@ -45,7 +45,7 @@ class Client:
         assert self.ask("GET", "/api/v1/me")
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """A request: text without a content type; the only good answer is a 200."""
+        """Send a request as text without a content type; the only good answer is a 200."""
         data = None if body is None else json.dumps(body)
         answer = self._session.request(method, self._url + path, data=data, allow_redirects=False)
         assert answer.status_code == 200, (method, path, answer.status_code, answer.text)

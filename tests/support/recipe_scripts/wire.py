@@ -1,4 +1,4 @@
-"""What the contract's clients of both generations do alike, written from the contract with nothing but requests."""
+"""Calls that the contract's clients of both generations share, written from the contract with requests alone."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ class Trial:
     # requests
 
     def ask(self, method: str, path: str, body: Any = None, timeout: float = 120) -> Any:
-        """A request: the body is text without a content type, and the only good answer is a 200."""
+        """Send a request as text without a content type; the only good answer is a 200."""
         answer = self.answer(method, path, body, timeout)
         if answer.status_code != 200:
             raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.text}")
         return answer.json()
 
     def answer(self, method: str, path: str, body: Any = None, timeout: float = 120) -> requests.Response:
-        """A request, whatever the answer."""
+        """Send a request and return any answer."""
         text = None if body is None else json.dumps(plain(body))
         url = f"{self.cluster['master_url']}/{path}"
         request = self._session.prepare_request(requests.Request(method, url, data=text))
@@ -170,7 +170,7 @@ class Trial:
             seconds = 60
 
     def should_preempt(self) -> bool:
-        """Whether to stop; acknowledges the first time."""
+        """Return whether to stop; acknowledge the first time."""
         assert self._first.wait()
         if self._preempt.is_set():
             self.acknowledge()
@@ -225,7 +225,7 @@ class Trial:
             (self._store() / name / "metadata.json").unlink()
 
     def restore(self) -> int:
-        """The step to go on from: that of the checkpoint it was given, or 0."""
+        """Return the step to resume from: that of the given checkpoint, or 0."""
         name = self.cluster["latest_checkpoint"]
         if name is None:
             return 0
@@ -239,7 +239,7 @@ class Trial:
     # what tests want of a script
 
     def loss(self, steps: int) -> float:
-        """What it measures."""
+        """Return the metric after ``steps`` steps."""
         return float(self.hparams["lr"]) + 1 / (1 + steps)
 
     def obey(self, steps: int) -> None:
