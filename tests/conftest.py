@@ -1,4 +1,4 @@
-"""What every test gets: a home folder of its own, the end of all that it has started, and a check for leaks."""
+"""Fixtures of every test: a home directory of its own, the end of all processes it started, a check for leaks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ gc.disable()  # what importing all the tests makes stays: see pytest_collection_
 __all__ = ["gcs_server", "moto_server", "rgw_server", "s3_server"]
 nest.adopt_orphans()
 free_port()  # locks this process's block, before any test looks at the open files
-# A machine with much else to do is no fault of a test. What a property is tried with is always the same: a change that
-# breaks it is to be blamed, not a draw. tests/long draws anew.
+# A busy machine must not fail a test. The examples of a property are always the same: a change that breaks it is to be
+# blamed, not a draw. tests/long draws anew.
 settings.register_profile(
     "fixed",
     deadline=None,
@@ -73,7 +73,7 @@ def event_loop() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def gpu_driver() -> None:
-    """What a GPU's driver opens when it is first used, and keeps as long as the process lives."""
+    """Open the files that a GPU's driver opens when it is first used, and keeps as long as the process lives."""
     if Path("/dev/nvidiactl").exists():
         import pynvml
         import torch
@@ -84,7 +84,7 @@ def gpu_driver() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def the_server_of_warm_scripts() -> Iterator[None]:
-    """Ended with the session."""
+    """Close the server of warm scripts with the session."""
     yield
     warm.close()
 

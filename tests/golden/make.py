@@ -45,7 +45,7 @@ SEARCHES: tuple[tuple[int, int, dict[str, Any]], ...] = (
 )
 """Searches, in the order of their ids: the seed, the step at which a trial waits for the pause, the method.
 
-The third has a snapshot, as it was told of a thousand events.
+The third has a snapshot, as it received a thousand events.
 """
 
 
@@ -120,7 +120,7 @@ def run(folder: Path, *argv: str, ranks: int = 1, start: Callable[..., Any] = co
 
 
 def det_core(*words: object) -> str:
-    """What a command prints, in the home of ``DET_CORE_HOME``; it runs in this process, which is quicker."""
+    """Return the output of a command in the home of ``DET_CORE_HOME``; it runs in this process, which is quicker."""
     from det_core.cli import main as command
 
     with io.TextIOWrapper(io.BytesIO(), "utf-8") as printed:
@@ -136,7 +136,7 @@ def det_core(*words: object) -> str:
 
 
 def told(command: str) -> Any:
-    """What a command says in JSON; of ``runs export``, each line."""
+    """Return the JSON output of a command; of ``runs export``, each line."""
     if "export" in command:
         lines = det_core(*command.split(), "--format", "jsonl", "--superseded").splitlines()
         return [json.loads(line) for line in lines]
@@ -175,7 +175,7 @@ def main() -> None:
 
 
 def make_runs(folder: Path) -> str:
-    """Runs without a master; returns the address of the server that some have kept their checkpoints on."""
+    """Make runs without a master; return the address of the server on which some have kept their checkpoints."""
     for ranks in (1, 2):
         name = f"counted-by-{ranks}"
         run(folder, "counting.py", ranks=ranks, NAME=name, END="KILL 6")
@@ -184,7 +184,7 @@ def make_runs(folder: Path) -> str:
         run(folder, "counting.py", ranks=ranks, NAME=name, END="KILL 14")
         both = f"trainer=trainer-{ranks}", f"trial=trial-{ranks}"
         run(folder, "training.py", *both, ranks=ranks, END=11 if ranks == 1 else 5)
-    assert list(folder.glob("home/runs/*/journal-1-0.1.jsonl")), "there is no rescue file"
+    assert list(folder.glob("home/runs/*/journal-1-0.1.jsonl")), "no rescue file was written"
     import boto3
     from moto.server import ThreadedMotoServer
 
@@ -208,7 +208,7 @@ def make_runs(folder: Path) -> str:
 
 
 def make_searches(folder: Path) -> None:
-    """A master's searches, one after the other, on one slot."""
+    """Run a master's searches, one after the other, on one slot."""
     from det_core import client
 
     hold, context = folder / "home" / "hold", folder / "context"

@@ -14,7 +14,7 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
 
 
 def benchmark(*words: str) -> str:
-    """What ``python -m benchmarks…`` prints."""
+    """Return the output of ``python -m benchmarks…``."""
     done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
     return done.stdout

@@ -59,7 +59,7 @@ Extra = Callable[..., Path]
 
 @pytest.fixture
 def extra(wheel: Path, tmp_path: Path) -> Extra:
-    """Makes an environment with the wheel and some of its extras."""
+    """Return a function that makes an environment with the wheel and some of its extras."""
 
     def made(*names: str) -> Path:
         folder = tmp_path / "environment"
@@ -70,7 +70,7 @@ def extra(wheel: Path, tmp_path: Path) -> Extra:
 
 
 def runs(python: Path, code: str, folder: Path, said: str = "stdout") -> str:
-    """What a script prints."""
+    """Return the output of a script."""
     script = folder / "script.py"
     script.write_text(code)
     found: str = getattr(run(python, script, cwd=folder), said)
@@ -78,12 +78,12 @@ def runs(python: Path, code: str, folder: Path, said: str = "stdout") -> str:
 
 
 def det_core(python: Path, *words: str, folder: Path) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     return run(python.with_name("det-core"), *words, cwd=folder).stdout
 
 
 def with_report(**arguments: str) -> str:
-    """A script that reports once."""
+    """Return a script that reports once."""
     given = "".join(f", {name}={value}" for name, value in arguments.items())
     return f"from det_core import core\nwith core.init(name='packaged'{given}) as ctx:{REPORT}"
 

@@ -28,7 +28,7 @@ def some_kinds(seed: int, count: int) -> list[str]:
 
 
 def many(folder: Path, slots: int, calm: dict[str, Any] | None, count: int = 50) -> None:
-    """Runs until there were so many moments."""
+    """Run disturbed experiments until the count of moments is reached."""
     moments: Counter[str] = Counter()
     first = seed = random.randrange(1 << 30)
     kept = check(disturbed(folder / "undisturbed", slots, seed, LARGE, []), calm)  # with real processes, too

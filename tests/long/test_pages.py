@@ -20,7 +20,7 @@ PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md") if
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of that environment."""
+    """Return the interpreter of that environment."""
     return install(wheel, tmp_path_factory.mktemp("pages"), *EXTRAS, more=("pytest",))
 
 

@@ -23,7 +23,7 @@ ROOMS = ("core", "ipc", "journal", "storage", "cli")
 WITHOUT = {"torch", "accelerate", "metrics", "examples"}
 """Extras that bring torch or are for what needs it."""
 GOOGLE = "ignore:You are using a non-supported Python version:FutureWarning"
-"""What Google's packages say of 3.10."""
+"""Warning of Google's packages about 3.10."""
 OTHER_ROOMS = ("build", "griffe", "mypy", "ruff", "schemathesis", "setuptools")
 """Tools that the ground rooms' tests do not need."""
 
@@ -45,7 +45,7 @@ def test_the_ground_rooms(version: str, wheel: Path, tmp_path: Path) -> None:
 
 
 def developers() -> tuple[list[str], tuple[str, ...]]:
-    """The extras and the tools that the developers' environment has, but for those that bring torch."""
+    """Return the extras and the tools of the developers' environment, but for those that bring torch."""
     asked = [each.partition(";") for each in requires("det-core") or []]
     asked = [what.strip() for what, _, marker in asked if marker.strip() == 'extra == "dev"']
     (ours,) = (each for each in asked if each.startswith("det-core["))
@@ -54,7 +54,10 @@ def developers() -> tuple[list[str], tuple[str, ...]]:
 
 
 def interpreter(version: str) -> Path:
-    """A Python of that version; pyenv's shims are not tried where pyenv has it, as they need to be told which."""
+    """Return a Python of that version.
+
+    pyenv's shims are not tried where pyenv has it, as they need its version set.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT") or "~/.pyenv").expanduser()
     for found in (shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python{version}")):
         if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:

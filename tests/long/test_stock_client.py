@@ -20,14 +20,14 @@ SINGLE = {"name": "single", "max_length": 8}
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMaster]:
-    """A master of four slots."""
+    """Yield a master of four slots."""
     with real_master(tmp_path_factory.mktemp("stock") / "home", "--slots", "4") as master:
         yield master
 
 
 @pytest.fixture(params=RELEASES)
 def release(request: pytest.FixtureRequest) -> str:
-    """A release of the client, where it can run."""
+    """Return a release of the client, where it can run."""
     if reason := no_namespaces():
         pytest.skip(reason)
     python(request.param)  # installs it, if it is not there
@@ -35,7 +35,7 @@ def release(request: pytest.FixtureRequest) -> str:
 
 
 def stock(release: str, store: Path, searcher: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A configuration whose script runs with that release."""
+    """Return a configuration whose script runs with that release."""
     return {**config("", store, searcher, **more), "entrypoint": f"{python(release)} stock.py {release}"}
 
 

@@ -47,6 +47,6 @@ def digits(person: Person, name: str, trials: int) -> Any:
 
 
 def rows(person: Person, trial_id: int) -> list[Any]:
-    """The validations of a trial."""
+    """Return the validations of a trial."""
     found: list[Any] = person.reads("trial", "metrics", str(trial_id), "--group", "validation")
     return found

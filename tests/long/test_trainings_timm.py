@@ -1,4 +1,4 @@
-"""What the port of timm's training can do beside its README: other images, workers, timm's own resume, asha."""
+"""Port of timm's training beside its README: other images, workers, timm's own resume, asha."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["reader"]
 
 @pytest.fixture(scope="module")
 def said(reader: Reader) -> dict[str, str]:
-    """What those commands of the README say that ``tests/timm`` leaves out."""
+    """Return the output of those commands of the README that ``tests/timm`` leaves out."""
     left = [command for command in commands() if command not in short()]
     return reader.follows_all(left)
 

@@ -15,13 +15,13 @@ __all__ = ["conn", "postgres_server", "store", "trial"]
 
 @pytest.fixture
 def empty_url(postgres_server: Postgres) -> str:
-    """A schema with nothing in it."""
+    """Return the URL of an empty schema."""
     return postgres_server.new_schema()
 
 
 @pytest.fixture(scope="session")
 def schema(postgres_server: Postgres) -> str:
-    """A schema that is the newest, for many tests in turn."""
+    """Return the URL of a newest schema, for many tests in turn."""
     url = postgres_server.new_schema()
     engine = writing_engine(parse(url))
     upgrade(engine)
@@ -31,7 +31,7 @@ def schema(postgres_server: Postgres) -> str:
 
 @pytest.fixture
 def url(schema: str) -> str:
-    """A database with the newest schema and nothing else in it."""
+    """Return the URL of a database with the newest schema and nothing else in it."""
     engine = writing_engine(parse(schema))
     with engine.begin() as conn:
         conn.exec_driver_sql(f"TRUNCATE {', '.join(METADATA.tables)} RESTART IDENTITY")

@@ -1,4 +1,4 @@
-"""What PostgreSQL can do otherwise than SQLite: transactions and isolation, locks, types, order, ids, the schema.
+"""Differences between PostgreSQL and SQLite: transactions and isolation, locks, types, order, ids, the schema.
 
 The tests are those of tests/fast/master/store.
 """

@@ -94,7 +94,7 @@ class Case:
         return store
 
     def leave_something(self) -> None:
-        """As a writer does that dies in the middle."""
+        """Leave the objects of a writer that died in the middle."""
         dead = Owner(**{**vars(owner()), "pid": 2**22 + 1, "started": 5})
         staging = self.straight.begin("dead", dead)
         fill(self.folder / "source")
@@ -121,7 +121,7 @@ def without_patience(store: ObjectStore) -> ObjectStore:
 
 
 def at(number: int, fault: str) -> Callable[[int, Request], str | None]:
-    """One fault."""
+    """Return a plan with one fault."""
     return lambda n, request: fault if n == number else None
 
 

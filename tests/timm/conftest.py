@@ -1,4 +1,4 @@
-"""What timm's trainings share with others."""
+"""Fixtures that timm's trainings share with others."""
 
 from __future__ import annotations
 

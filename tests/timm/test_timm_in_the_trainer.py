@@ -30,13 +30,13 @@ OPTIMIZERS = ["sgd", "adamw", "lookahead_lion"]
 
 @pytest.fixture(autouse=True)
 def timm() -> Any:
-    """The real one."""
+    """Return timm itself."""
     timm_or_skip()
     return importlib.import_module("timm")
 
 
 def parts(kind: str, opt: str) -> tuple[Any, Any, Any]:
-    """A model, an optimizer of timm, and what makes a scheduler of it that notes its calls."""
+    """Return a model, an optimizer of timm, and a function that makes a scheduler of it that notes its calls."""
     from timm import scheduler as schedulers
     from timm.optim import create_optimizer_v2
 

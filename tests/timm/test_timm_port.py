@@ -33,7 +33,7 @@ __all__ = ["reader"]
 
 @pytest.fixture(scope="module")
 def said(reader: Reader) -> dict[str, str]:
-    """What the commands of the README's steps 0, 3 and 4 say; the others are those of ``tests/long``."""
+    """Return the output of the README's steps 0, 3 and 4; ``tests/long`` runs the others."""
     return reader.follows_all(short())
 
 
@@ -44,7 +44,7 @@ def whole(reader: Reader) -> tuple[dict[str, Any], Any, Any]:
 
 
 def result_of(reader: Reader, told: Any) -> tuple[dict[str, Any], Any, Any]:
-    """What :func:`whole` has, of the trial of an experiment that has ended."""
+    """Return the results of an ended experiment's trial, in the form of :func:`whole`."""
     (trial,) = told["trials"]
     assert trial["restarts"] == 0 and trial["steps_completed"] == 22 * LENGTH
     found = reader.fetches(told["id"], "--trial", str(trial["id"]))
@@ -52,7 +52,7 @@ def result_of(reader: Reader, told: Any) -> tuple[dict[str, Any], Any, Any]:
 
 
 def changed(before: str, after: str) -> list[str]:
-    """The lines that differ between two files, indentation aside, as diff shows them."""
+    """Return the lines that differ between two files, indentation aside, as diff shows them."""
     texts = [[line.strip() for line in (EXAMPLE / name).read_text().splitlines()] for name in (before, after)]
     lines = list(difflib.unified_diff(*texts, n=0, lineterm=""))[2:]
     return [line for line in lines if not line.startswith("@@") and line[1:]]

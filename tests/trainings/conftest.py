@@ -18,5 +18,5 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of minutes begin first, so that no worker is left alone with one of them at the end."""
+    """Begin with the tests of minutes, so that no worker is left alone with one of them at the end."""
     items.sort(key=lambda item: item.path.name not in LONG)

@@ -339,7 +339,7 @@ except (RuntimeError, PeerLost) as e:
 
 
 def test_ranks_that_would_train_apart_are_told_before_the_first_update(tmp_path: Path) -> None:
-    """Gradients that DDP does not hear of: of a part that is called alone, of a module outside of the model; and what
+    """Gradients that DDP does not see: of a part that is called alone, of a module outside of the model; and what
     an optimizer of the user's has stepped by such gradients. Two parts called through the model train alike."""
     said, _ = on_ranks(tmp_path, """
 from det_core.errors import PeerLost
@@ -394,7 +394,7 @@ for cls in (Alone, Outside, Stepped, Through):
 
 
 def test_a_report_at_an_epochs_last_update_and_other_ranks_after_it(tmp_path: Path) -> None:
-    """Whether it was made is decided alike on all of them, whatever each has counted."""
+    """Decide alike on all ranks whether the report was made, whatever each has counted."""
     code = (
         HEAD
         + """

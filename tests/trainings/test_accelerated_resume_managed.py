@@ -65,7 +65,7 @@ class Job:
         )
 
     def noted(self, rank: int) -> list[Any]:
-        """The process, and what it noted of each batch."""
+        """Return the process, and its notes of each batch."""
         path = self.folder / f"data-1-{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("]]")]
@@ -93,7 +93,7 @@ class Job:
         self.master.post(f"experiments/{self.number}/activate")
 
     def ended(self) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
-        """The state at the end, what was reported, and each batch as it was noted."""
+        """Return the state at the end, the reports, and each batch as it was noted."""
         self.master.until(self.number, "STATE_COMPLETED")
         (trial,) = self.master.trials(self.number)
         reported = [

@@ -28,7 +28,7 @@ SHORTER = {
     "grid.yaml": {"count: 4": "count: 2", "epochs: 2": "epochs: 1"},
     "asha.yaml": {"max_trials: 8": "max_trials: 2", "max_length: {epochs: 8}": "max_length: {epochs: 2}"},
 }
-"""What is less in the files of the copy, since the commands are what is tried here."""
+"""Smaller figures for the files of the copy, since the commands are the subject here."""
 LAUNCHER = [sys.executable, "-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2"]
 
 
@@ -58,7 +58,7 @@ def trains(person: Person, script: str, at: str | None = None) -> str:
 
 
 def interrupted(person: Person, command: list[str], at: str) -> None:
-    """The same of a command."""
+    """Run a command, and press Ctrl-C when it prints ``at`` for the first time."""
     said, sent = "", False
     with subprocess.Popen(
         command, cwd=person.folder, env=person.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -73,7 +73,7 @@ def interrupted(person: Person, command: list[str], at: str) -> None:
 
 
 def run(person: Person) -> tuple[list[tuple[int, float]], list[int]]:
-    """The validation accuracies of the newest run by their steps, and the steps with training metrics."""
+    """Return the validation accuracies of the newest run by their steps, and the steps with training metrics."""
     text = person.types("det-core", "runs", "export", "latest", "--format", "jsonl").stdout
     rows = [json.loads(line) for line in text.splitlines()]
     validation = [(row["steps_completed"], row["metrics"]) for row in rows if row["group"] == "validation"]

@@ -33,7 +33,7 @@ def losses(home: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home folder of a training that was not interrupted, on two ranks."""
+    """Return the home directory of a training that was not interrupted, on two ranks."""
     home = tmp_path_factory.mktemp("whole")
     train(home)
     return home

@@ -22,7 +22,7 @@ SHORTER = {
     "const.yaml": {"epochs: 10": "epochs: 2"}, "grid.yaml": {"count: 4": "count: 2", "epochs: 2": "epochs: 1"},
     "asha.yaml": {"max_trials: 8": "max_trials: 3", "max_length: {epochs: 8}": "max_length: {epochs: 4}"},
 }  # fmt: skip
-"""What is less in the files of the copy, since the commands are what is tried here."""
+"""Smaller figures for the files of the copy, since the commands are the subject here."""
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ LAUNCHER = "det_core.launch.torch_distributed"
 
 @pytest.fixture(params=[EDITABLE, WHEEL])
 def python(request: pytest.FixtureRequest) -> Path:
-    """The interpreter of either way to install."""
+    """Return the interpreter of either way to install."""
     return Path(sys.executable) if request.param == EDITABLE else request.getfixturevalue("installed")
 
 
@@ -66,7 +66,7 @@ def test_the_wheel_is_what_the_new_environment_imports(installed: Path, tmp_path
 
 
 def imported(python: Path, code: str, cwd: Path) -> set[str]:
-    """The top-level names of all modules that ``code`` imports, tried or found, as the interpreter tells them."""
+    """Return the top-level names of all modules that ``code`` imports, found or not, as the interpreter lists them."""
     lines = run(python, "-X", "importtime", "-c", code, cwd=cwd).stderr.splitlines()
     names = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
     return {name.partition(".")[0] for name in names}

@@ -116,8 +116,11 @@ class Witnessed:
         }
 
     def noted(self) -> list[list[Any]]:
-        """What has been written down, in the order of the processes' starts: each has a file, whose last line may be
-        half there, as a write over the end of a page is seen, and cut by a kill, in two parts."""
+        """Return the notes in the order of the processes' starts.
+
+        Each process has a file. Its last line may be half there, as a write over the end of a page is seen, and cut by
+        a kill, in two parts.
+        """
         files = sorted(self.notes.iterdir())
         return [json.loads(line) for file in files for line in file.read_bytes().split(b"\n")[:-1]]
 
@@ -150,7 +153,7 @@ class Witnessed:
         assert self.start().wait() == 0, self.notes.with_name("output").read_text()
 
     def exported(self) -> list[tuple[str, int, dict[str, Any]]]:
-        """What ``det-core runs export`` has, the superseded rows included."""
+        """Return the rows of ``det-core runs export``, the superseded ones included."""
         command = [str(Path(sys.executable).parent / "det-core"), "runs", "export", "latest", "--format", "jsonl"]
         done = subprocess.run(
             [*command, "--superseded"], env=self.environment, capture_output=True, text=True, check=True

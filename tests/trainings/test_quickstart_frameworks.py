@@ -63,7 +63,7 @@ class Framework:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What its processes find."""
+        """Environment variables of its processes."""
         return {"OMP_NUM_THREADS": "1"} if self.name == "fsdp2" else frameworks.variables()
 
     @property
@@ -72,7 +72,7 @@ class Framework:
         return [str(self.script), "--epochs", str(EPOCHS), "--width", "8"]
 
     def command(self, ranks: int) -> list[str]:
-        """What starts it; one rank: as a plain script."""
+        """Return the command that starts it; one rank: as a plain script."""
         launcher = ["-m", f"det_core.launch.{self.launcher}", "--nproc-per-node", str(ranks)]
         return [self.python, *(launcher if ranks > 1 else []), *self.words]
 
@@ -88,7 +88,7 @@ DEEPSPEED = Framework(
 HOROVOD = Framework("horovod", "horovod", {"state.pt"}, epochs=60)
 ALL = (FSDP2, DEEPSPEED, HOROVOD)
 HERE = pytest.mark.parametrize("framework", [FSDP2], ids=lambda f: f.name)
-"""Those that have no venv of their own; of the others see ``tests/launchers``."""
+"""Frameworks without a venv of their own; of the others see ``tests/launchers``."""
 
 
 def train(framework: Framework, home: Path, ranks: int = 2, *more: str, stop_after: int | None = None) -> str:
@@ -214,12 +214,12 @@ def test_a_trial_is_paused_and_goes_on(framework: Framework, person: Person) -> 
 
 
 def stopped(person: Person) -> str:
-    """The experiment's state once none of its trials runs."""
+    """Return the experiment's state, or "" while one of its trials runs."""
     told = person.reads("experiment", "describe", "latest")
     return "" if told["state"] == "ACTIVE" or told.get("stopping_trials") else str(told["state"])
 
 
 def reported(person: Person) -> list[Any]:
-    """All that the trial has reported."""
+    """Return all rows that the trial has reported."""
     found = person.reads("trial", "metrics", "1")
     return [(row["group"], row["steps_completed"], row["metrics"]) for row in found]

@@ -1,4 +1,4 @@
-"""What the README shows, run as it stands there, on the wheel and the packages that its extras name themselves."""
+"""Commands and scripts of the README, run as written, on the wheel and the packages that its extras name themselves."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CODE = "from support.rank_cases import main; main()"
 
 
 class Told:
-    """What two ranks have said of each case, and their whole outputs."""
+    """Results of each case on two ranks, and their whole outputs."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         path = str(TESTS)

@@ -20,14 +20,14 @@ ENV = {"RECORDS": "96", "BATCH": "8", "WORKERS": "0", "EPOCHS": "8"}
 
 
 def ends(script: Restarted) -> str:
-    """A digest of weights, optimizers, schedulers and torch's generators at the end."""
+    """Return a digest of weights, optimizers, schedulers and torch's generators at the end."""
     state = script.state("state_dict.pth")
     state["rng_state"] = state["rng_state"]["torch"]
     return digest(state)
 
 
 def joined(rows: list[tuple[Any, Any, Any]]) -> list[Any]:
-    """The metrics of every batch, in order, however they lie in rows."""
+    """Return the metrics of every batch, in order, however they lie in rows."""
     return [batch for _, _, batches in rows for batch in batches]
 
 
@@ -60,7 +60,7 @@ def test_torch_loader_of_the_trial_killed_and_stopped_equals_straight(tmp_path: 
 def test_case_28_two_ranks_go_on_as_one_and_back(tmp_path: Path) -> None:
     """The global batch divides the dataset: the same records in the same steps, weights but for rounding.
 
-    Another global batch is told of, once.
+    Another global batch is logged, once.
     """
     env = {**ENV, "DROPOUT": "0", "NOISE": "0", "EPOCHS": "6"}
     straight, changed = (Restarted(tmp_path / name, SCRIPT, 2, env) for name in ("straight", "changed"))

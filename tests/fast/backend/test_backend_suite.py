@@ -31,7 +31,7 @@ from support.scripted_backend import ScriptedBackend
 
 
 class WithMetrics(BackendSuite):
-    """Those that answer with the metrics of a validation."""
+    """Contract of a backend that answers with the metrics of a validation."""
 
     def test_last_validation_is_the_newest_with_its_metrics(self, tmp_path: Path) -> None:
         with self.opened(tmp_path, self.lengths) as case:

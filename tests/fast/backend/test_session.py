@@ -174,7 +174,7 @@ def test_pauses_grow_differ_and_heed_the_server() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A self-signed certificate for master.example, with its key in the same file."""
+    """Return a self-signed certificate for master.example, with its key in the same file."""
     path = tmp_path_factory.mktemp("tls") / "master.pem"
     subprocess.run(
         [

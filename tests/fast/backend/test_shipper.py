@@ -1,4 +1,4 @@
-"""Reports get to a master once each and in order; what does not is told by the next question and at the end."""
+"""Reports reach a master once each and in order; lost ones raise in the next request and at the end."""
 
 from __future__ import annotations
 

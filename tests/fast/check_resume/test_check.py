@@ -43,13 +43,13 @@ RESUME = WALK[WALK.index("    with ctx.checkpoint.resume") : WALK.index("    for
 
 @pytest.fixture
 def python() -> str:
-    """A python that starts at once."""
+    """Return a python that starts at once."""
     return warm.python(warm.HERE)
 
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A script that resumes exactly, in the working directory."""
+    """Return a script that resumes exactly, in the working directory."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "walk.py"
     path.write_text(WALK)

@@ -127,7 +127,7 @@ def test_completion_scripts_parse(shell: str, tmp_path: Path) -> None:
 
 
 def complete(*lines: str) -> list[set[str]]:
-    """What bash offers for the last word of each line."""
+    """Return bash's completions of the last word of each line."""
     code = (
         'eval "$(det-core completion bash)"; for line; do COMP_WORDS=($line); '
         '[[ $line = *" " ]] && COMP_WORDS+=(""); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=$line; '

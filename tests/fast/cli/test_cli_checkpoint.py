@@ -32,12 +32,12 @@ def det_core(*arguments: object, check: int = 0, **more: Any) -> subprocess.Comp
 
 
 def as_json(*arguments: object, check: int = 0) -> Any:
-    """What it prints with ``--json``."""
+    """Return the output with ``--json``."""
     return json.loads(det_core(*arguments, "--json", check=check).stdout)
 
 
 def on_terminal(*arguments: object) -> tuple[int, str]:
-    """The exit status, and what a person at a terminal sees."""
+    """Return the exit status, and the output at a terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "140", "TERM": "xterm"}
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]

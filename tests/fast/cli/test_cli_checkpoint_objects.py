@@ -22,7 +22,7 @@ det_core = partial(commands.det_core, "checkpoint")
 
 @pytest.fixture
 def storage(moto_server: S3Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A storage with three checkpoints of a run; its keys are in the environment."""
+    """Return a storage with three checkpoints of a run; its keys are in the environment."""
     for key in KEYS:
         monkeypatch.setenv(key, "in-the-environment")
     given = moto_server.storage(moto_server.make_bucket(), "a/b")

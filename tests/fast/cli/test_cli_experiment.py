@@ -31,7 +31,7 @@ max_restarts: 0
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A master for all tests of this file."""
+    """Yield a master for all tests of this file."""
     found = Running(tmp_path_factory.mktemp("master"), limit=1 << 24)
     yield found
     found.close()
@@ -39,7 +39,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def master(running: Running, home: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
-    """The master, named by the environment."""
+    """Return the master, named by the environment."""
     monkeypatch.setenv("DET_MASTER", running.url)
     monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
     return running

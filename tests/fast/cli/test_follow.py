@@ -1,4 +1,4 @@
-"""What a follower shows: each line once, in order, and what becomes of the trials; on a terminal and elsewhere."""
+"""Output of a follower: each line once, in order, and the outcome of the trials; on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class Told:
     """An experiment with one trial, as a master tells it at each look."""
 
     def __init__(self, *looks: tuple[str, str, list[str]]) -> None:
-        """``looks``: the experiment's state, the trial's, and the lines that are new."""
+        """Take ``looks``: the experiment's state, the trial's, and the lines that are new."""
         self._looks = list(looks)
         self._count = 0
 
     def get(self, path: str, **_query: Any) -> dict[str, Any]:
-        """The part of a master's door that a follower uses."""
+        """Answer the routes of a master that a follower uses."""
         if path == "experiments/1":
             state = self._looks[0][0]
             if state == "away":
@@ -84,7 +84,7 @@ class Told:
         return {"trials": [{**trial, "totalBatchesProcessed": 3, "restarts": 0}]}
 
     def lines(self, _path: str, query: dict[str, Any], **_more: Any) -> Any:
-        """The lines of a log; the next look begins when they were read."""
+        """Return the lines of a log; the next look begins when they were read."""
         import contextlib
 
         assert query["after"] == self._count

@@ -26,7 +26,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A master for all tests of this file."""
+    """Yield a master for all tests of this file."""
     found = Running(tmp_path_factory.mktemp("master"), limit=1 << 24)
     yield found
     found.close()
@@ -34,14 +34,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def master(running: Running, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.Master]:
-    """A session with it."""
+    """Yield a session with the master."""
     monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
     with client.connect(running.url) as session:
         yield session
 
 
 def checkpoint(store: DirectoryStore, scratch: Path, running: Running, spec: Any, step: int) -> str:
-    """A checkpoint in a store, and registered."""
+    """Store a checkpoint and register it."""
     uuid = f"checkpoint-{step}"
     put(store, uuid, step, scratch, files={"state": b"%d" % step})
     body = {"uuid": uuid, "taskId": spec.task_id, "allocationId": spec.allocation_id, "state": "STATE_COMPLETED"}

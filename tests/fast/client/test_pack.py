@@ -1,4 +1,4 @@
-"""The context: which files of a folder travel, and what is said of those that cannot."""
+"""Context directory: the files that are packed, and the errors for those that cannot be."""
 
 from __future__ import annotations
 

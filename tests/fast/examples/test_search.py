@@ -67,7 +67,7 @@ def test_a_small_search_climbs_the_rungs(person: Person, home: Path) -> None:
 
 
 def followed(person: Person, config: str, folder: str, trials: int) -> Any:
-    """Have an experiment run to its end, look at what is printed, fetch its best model; what is told of it then."""
+    """Run an experiment to its end, check the output, fetch its best model; return its description."""
     done = person.types("det-core", "experiment", "create", config, folder, "--follow")
     assert re.search(rf"^experiment (\d+) \(\S+\): COMPLETED, {trials} trials in ", done.stdout, re.M), done.stdout
     best = re.search(r"^best trial: (\d+), accuracy (\S+) at step (\d+): \S+", done.stdout, re.M)
@@ -88,12 +88,12 @@ def followed(person: Person, config: str, folder: str, trials: int) -> Any:
 
 
 def brackets_of(told: Any) -> list[tuple[int, list[int]]]:
-    """The brackets: how many trials each has, and how long its rungs are."""
+    """Return for each bracket its number of trials, and the lengths of its rungs."""
     return [(b["max_trials"], [rung["length"] for rung in b["rungs"]]) for b in told["search"]["rungs"]]
 
 
 def check_decisions(home: Path, told: Any, *, divisor: float, concurrent: list[int]) -> None:
-    """What was decided is what the contract's rules (§12.5) give for the trials in the order in which they reported."""
+    """Check the decisions by the contract's rules (§12.5), for the trials in the order in which they reported."""
     rungs = told["search"]["rungs"]
     brackets = [
         PlainPromotion(lengths, divisor, most, min(most, slots))
@@ -140,7 +140,7 @@ def told_shortly(actions: list[Any], of_bracket: dict[str, int], names: list[lis
 
 
 def events(home: Path, experiment_id: int) -> list[dict[str, Any]]:
-    """What the search was told, and what it decided, in order."""
+    """Return the events of the search with its decisions, in order."""
     query = "SELECT event, actions FROM searcher_events WHERE experiment_id = ? ORDER BY ordinal"
     with contextlib.closing(sqlite3.connect(home / "master" / "master.db")) as db:
         rows = db.execute(query, (experiment_id,)).fetchall()

@@ -11,13 +11,13 @@ from support.real_master import RealMaster, real_master
 
 @pytest.fixture(scope="session")
 def shared_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMaster]:
-    """A master of two slots, whose trials are processes."""
+    """Yield a master of two slots, whose trials are processes."""
     with real_master(tmp_path_factory.mktemp("real") / "home", "--slots", "2") as master:
         yield master
 
 
 @pytest.fixture
 def real(shared_master: RealMaster) -> Iterator[RealMaster]:
-    """It, for one test."""
+    """Yield the shared master for one test."""
     with shared_master.lent() as master:
         yield master

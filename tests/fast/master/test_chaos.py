@@ -30,7 +30,7 @@ def config(m: Machine, searcher: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def calm_course(folder: Path, searcher: dict[str, Any]) -> dict[str, Any]:
-    """What an undisturbed run of the same seed on one slot records, with trials in this process."""
+    """Return the record of an undisturbed run of the same seed on one slot, with trials in this process."""
 
     async def work() -> dict[str, Any]:
         async with bench(folder, train) as b:
@@ -53,7 +53,10 @@ def disturbed(
     longest: float = 0.7,
     **more: Any,
 ) -> Machine:
-    """A run with troubles, ``longest`` seconds apart at most; afterwards the master is stopped, and no process left."""
+    """Run an experiment with troubles, ``longest`` seconds apart at most.
+
+    Afterwards the master is stopped, and no process left.
+    """
     with machine(folder, slots, seed, script) as m:
         number = m.create(config(m, searcher, **more))
         try:

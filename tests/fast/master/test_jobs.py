@@ -1,4 +1,4 @@
-"""What a job may do, and what the master makes of it (wire contract, §13): real scripts under a real master."""
+"""Jobs under a real master, with real scripts: their possible ends, and the master's record (wire contract, §13)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LR = {"lr": {"type": "double", "minval": 0.5, "maxval": 1.0}}
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMaster]:
-    """A master with one slot."""
+    """Yield a master with one slot."""
     with real_master(tmp_path_factory.mktemp("jobs") / "home", "--slots", "1") as master:
         yield master
 
 
 @pytest.fixture
 def jobs(single: RealMaster) -> Iterator[Jobs]:
-    """What a test does with it."""
+    """Yield the jobs of a test on it."""
     with single.lent():
         made = Jobs(single)
         yield made
@@ -121,7 +121,7 @@ with begin() as ctx:
 
 
 def test_a_machine_that_fails_is_not_the_scripts_fault(jobs: Jobs) -> None:
-    """What watches the trial is killed: the trial's processes are ended, and it starts again, without a restart."""
+    """Kill the trial's supervisor: its processes are ended, and it starts again, without a restart."""
     script = """
 with begin() as ctx:
     if not (signs / "again").exists():
@@ -147,7 +147,7 @@ def test_a_startup_hook_that_fails_is_a_failure(jobs: Jobs) -> None:
     assert "no such package" in str(trial.error)
 
 
-# A trial that does not do as it is told.
+# A trial that ignores the request to stop.
 
 DEAF = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What becomes of real checkpoints: at an experiment's end, as a start for others, and when it is continued."""
+"""Fate of real checkpoints: at an experiment's end, as a start for others, and when it is continued."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ with ctx.checkpoint.store_path({"steps_completed": 9}, blocking=False) as (path,
 
 
 def test_a_script_that_never_closes_has_saved_and_reported(jobs: Jobs) -> None:
-    """How it ended is known by its status alone."""
+    """Derive the outcome from the exit status alone."""
     experiment = jobs.create(UNCLOSED)
     (trial,) = jobs.ended(experiment, "COMPLETED")
     assert jobs.steps(trial, "training") == [1, 2, 3, 9]

@@ -1,4 +1,4 @@
-"""What a trial reports while no master is there."""
+"""Reports of a trial while no master is there."""
 
 from __future__ import annotations
 

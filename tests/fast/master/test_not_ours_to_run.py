@@ -1,4 +1,4 @@
-"""What the master keeps of scripts that it does not start: unmanaged ones (§9), and bare runs that are synced."""
+"""Records of scripts that the master does not start: unmanaged ones (§9), and bare runs that are synced."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ with core.init(name="bare", max_length=8, tensorboard_mode=core.TensorboardMode.
 
 
 def run(*command: str, **variables: str) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     done = subprocess.run([sys.executable, *command], env=os.environ | variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def series(real: RealMaster, trial_id: int) -> list[tuple[int, int]]:
-    """The steps that were trained, and by which run."""
+    """Return the steps that were trained, and by which run."""
     return [(r["totalBatches"], r["trialRunId"]) for r in real.rows(trial_id, "training")]
 
 

@@ -1,4 +1,4 @@
-"""What a trial says counts once, however often it comes, and a zombie's word never: over HTTP."""
+"""Reports of a trial over HTTP count once, however often they come, and a zombie's never."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Speaker:
 
 
 def report(me: Allocation, group: str, step: int | None, values: Any, **more: Any) -> dict[str, Any]:
-    """A report of metrics."""
+    """Return a report of metrics."""
     metrics = {"avgMetrics": values, "batchMetrics": more.pop("batches", None)}
     told = {"trialId": me.trial_id, "trialRunId": me.run_id, "stepsCompleted": step, "reportTime": None, **more}
     return {"group": group, "metrics": {**told, "metrics": metrics}}
 
 
 def checkpoint(me: Allocation, name: str, step: int) -> dict[str, Any]:
-    """A report of a checkpoint."""
+    """Return a report of a checkpoint."""
     return {
         **{"uuid": name, "taskId": me.task_id, "allocationId": me.id, "storageId": None, "state": "STATE_COMPLETED"},
         **{"metadata": {"steps_completed": step}, "resources": {"a": "1", "b": "2"}, "training": {}},
@@ -53,7 +53,7 @@ def checkpoint(me: Allocation, name: str, step: int) -> dict[str, Any]:
 
 
 def records(step: int) -> list[dict[str, Any]]:
-    """A journal of some steps."""
+    """Return a journal of some steps."""
     common = {"kind": "metrics", "group": "training", "metrics": {"loss": 0.5}}
     return [{**common, "seq": n, "time": 1.7e9 + n, "steps_completed": step + n} for n in range(1, 4)]
 

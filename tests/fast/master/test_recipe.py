@@ -46,7 +46,7 @@ def test_both_generations_at_a_time_fail_are_paused_and_go_on(real: RealMaster, 
 
 
 def _check_told(real: RealMaster, trial: dict[str, Any]) -> None:
-    """What a client of the older generation says is there."""
+    """Check the reports of a client of the older generation."""
     assert trial["runnerState"] == "training"
     metadata = real.get(f"runs/{trial['id']}/metadata")["metadata"]
     assert metadata == {"who": {"name": "older"}, "list": [1, 2.5, None, True]}

@@ -13,7 +13,7 @@ RATES = {ONE: 0.5, TWO: 0.25}
 
 
 def train_to(request: str, length: int) -> dict[str, Any]:
-    """An operation for a trial."""
+    """Return an operation for a trial."""
     return {"trialOperation": {"validateAfter": {"requestId": request, "length": str(length)}}}
 
 
@@ -30,7 +30,7 @@ class Search:
         self._closed = 0
 
     def decide(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """What is to be done at an event."""
+        """Return the actions for an event."""
         (kind,) = set(event) - {"id"}
         told = event[kind]
         self.seen.append(kind)

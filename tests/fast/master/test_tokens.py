@@ -1,4 +1,4 @@
-"""How far a trial's token reaches, on every route there is; and how long."""
+"""Reach of a trial's token, on every route there is, and its lifetime."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.recipe import Held
 
 SINGLE = {"name": "single", "max_length": 8}
 OPEN, MINE, USER = "everybody", "its own", "the user alone"
-"""Who may: everybody without a token; a trial, of what is its own; nobody but the user."""
+"""Callers a route admits: everybody without a token; a trial, of its own objects; nobody but the user."""
 E, T, A = "/api/v1/experiments/{experiment_id}", "/api/v1/trials/{trial_id}", "/api/v1/allocations/{allocation_id}"
 ROUTES: dict[tuple[str, str], str] = {
     ("GET", "/info"): OPEN,
@@ -67,11 +67,11 @@ ROUTES: dict[tuple[str, str], str] = {
     ("POST", "/api/v1/checkpoints/{uuid}/metadata"): USER,
 }
 LAST = [("POST", f"{T}/searcher/completed_operation"), ("POST", f"{A}/signals/pending_preemption")]
-"""What changes what the others do: asked after them. The very last one is the early exit."""
+"""Routes that change the answers of the others: asked after them. The last one is the early exit."""
 
 
 def body(route: tuple[str, str], of: Allocation, kept: str) -> Any:
-    """What to send to a route: something right, about what belongs to an allocation."""
+    """Return a valid body for a route, about objects of an allocation."""
     values = {"avgMetrics": {"loss": 1.0}, "batchMetrics": None}
     report = {"trialId": of.trial_id, "trialRunId": of.run_id, "stepsCompleted": 1, "metrics": values}
     record = {"kind": "metrics", "seq": 1, "time": 1.7e9, "group": "g", "steps_completed": 1, "metrics": {"x": 1}}
@@ -121,7 +121,7 @@ def body(route: tuple[str, str], of: Allocation, kept: str) -> Any:
 
 
 def address(route: tuple[str, str], of: Allocation, kept: str) -> str:
-    """The address of a route, for what belongs to an allocation; nothing waits."""
+    """Return the address of a route, for objects of an allocation; nothing waits."""
     path = route[1].format(
         trial_id=of.trial_id,
         experiment_id=of.experiment_id,
@@ -156,7 +156,7 @@ class Two:
         return {"group": "validation", "metrics": told}
 
     def ask(self, route: tuple[str, str], of: Allocation, token: str | None, header: str = BEARER) -> int:
-        """The status of a right request about what belongs to an allocation, with a token."""
+        """Return the status of a valid request about objects of an allocation, with a token."""
         kept = self.kept[of.id]
         path, sent = address(route, of, kept), body(route, of, kept)
         return self.real.ask(route[0], path, sent, token=token, header=header).status_code
@@ -205,7 +205,7 @@ def test_it_reaches_its_own_trial_and_no_other(two: Two) -> None:
 
 
 def _check_untouched(two: Two) -> None:
-    """The other trial is as it was."""
+    """Check that the other trial is unchanged."""
     trial = two.real.get(f"trials/{two.other.trial_id}")["trial"]
     assert (trial["state"], trial["runnerState"], trial["operationCompleted"]) == ("STATE_RUNNING", "", False)
     assert two.real.rows(two.other.trial_id, "training", archived="true") == []
@@ -217,7 +217,7 @@ def _check_untouched(two: Two) -> None:
 
 
 def test_a_body_that_names_another_is_seen(two: Two) -> None:
-    """What the address allows, the body may not take elsewhere."""
+    """Reject a body that names another trial than the address allows."""
     one, other = two.one, two.other
     mine = [two.kept[one.id], two.kept[other.id]]
     line = {"log": "x\n", "task_id": one.task_id}

@@ -14,7 +14,7 @@ LIMITS = ("wait", "join", "result", "communicate", "get", "acquire")
 
 
 def clocks(source: str) -> int:
-    """How often a test sleeps for more than 0.1 s, limits a wait by a literal, or computes a deadline."""
+    """Return how often a test sleeps for more than 0.1 s, limits a wait by a literal, or computes a deadline."""
     return sum(_is_clock(node) for node in ast.walk(ast.parse(source)))
 
 

@@ -1,4 +1,4 @@
-"""What the pages show and nobody runs says why; links lead somewhere; the generated reference is that of today."""
+"""Pages: blocks that no test runs say why; links lead somewhere; the generated reference is that of today."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_RUN = {
     "docs/moving.md": ["needs Determined's client"],
     "docs/trials.md": ["tests/trainings does, with the example", "a part of a class"],
 }
-"""What the pages show and no test of theirs runs, in order."""
+"""Blocks of the pages that no test runs, in order."""
 
 
 def test_the_reference_is_up_to_date() -> None:
@@ -83,7 +83,7 @@ def test_skill_card_has_the_front_matter_of_the_open_format() -> None:
 
 
 def _anchors(text: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What an earlier version has left on disk is read, and gone on with. ``tests/golden/make.py`` says what it is."""
+"""Files of an earlier version are read and continued; ``tests/golden/make.py`` describes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.servers import S3Server
 
 @pytest.fixture
 def golden(tmp_path: Path, home: Path) -> dict[str, Any]:
-    """A copy of the golden files in this test's home; gives what commands said of them."""
+    """Copy the golden files into this test's home and return the recorded output of commands."""
     lay_out(tmp_path)
     said: dict[str, Any] = json.loads((tmp_path / "told.json").read_text())
     return said
@@ -24,7 +24,7 @@ def golden(tmp_path: Path, home: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def in_s3(tmp_path: Path, home: Path, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """As ``golden``, and the objects are in a bucket; gives its ``checkpoint_storage``."""
+    """Put the golden objects into a bucket and return its ``checkpoint_storage``; otherwise as ``golden``."""
     bucket = moto_server.make_bucket()
     lay_out(tmp_path, server=moto_server.url, bucket=bucket)
     with moto_server.client() as s3:
@@ -38,14 +38,14 @@ def in_s3(tmp_path: Path, home: Path, moto_server: S3Server, monkeypatch: pytest
 
 @pytest.fixture
 def master(golden: dict[str, Any], home: Path) -> Iterator[client.Master]:
-    """A session with the master of the golden home."""
+    """Yield a session with the master of the golden home."""
     det_core("master", "up")
     with client.connect(home=home) as session:
         yield session
 
 
 def assert_holds(now: Any, before: Any, where: str) -> None:
-    """All that was said is said again; there may be more keys."""
+    """Assert that ``now`` has all that ``before`` has; it may have more keys."""
     if isinstance(before, dict):
         assert before.keys() <= now.keys(), where
         for key, value in before.items():
@@ -59,13 +59,13 @@ def assert_holds(now: Any, before: Any, where: str) -> None:
 
 
 def id_of(name: str) -> str:
-    """The run of that name."""
+    """Return the ID of the run of that name."""
     (found,) = told(f"runs list --name {name}")
     return str(found["run_id"])
 
 
 def assert_counted(run_id: str, ranks: int, before: dict[str, Any], folder: Path) -> None:
-    """A run was counted to its end, and its last start went on from the newest checkpoint there was."""
+    """Assert that a run was counted to its end, and that its last start resumed from the newest checkpoint."""
     shown, rows = told(f"runs show {run_id}"), told(f"runs export {run_id}")
     assert (shown["state"], shown["restarts"]) == ("completed", before["restarts"] + 1)
     start = before["checkpoints"][-1]["steps_completed"]
@@ -88,7 +88,7 @@ def assert_counted(run_id: str, ranks: int, before: dict[str, Any], folder: Path
 
 
 def assert_whole(run_id: str, before: dict[str, Any], folder: Path) -> None:
-    """A run's checkpoints are listed as before, undamaged, and come as they were written."""
+    """Assert that a run's checkpoints are listed as before, intact, and restored as they were written."""
     with client.checkpoints(run=run_id) as checkpoints:
         found = list(checkpoints)
         assert [c.storage_id for c in found] == [c["storage_id"] for c in before["checkpoints"]]

@@ -70,7 +70,7 @@ def _nodes(path: Path) -> list[ast.AST]:
 
 
 def _imports(path: Path) -> set[str]:
-    """The parts of det_core that a module imports, anywhere in it."""
+    """Return the parts of det_core that a module imports, anywhere in it."""
     found = set()
     for node in _nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "det_core":
@@ -130,7 +130,7 @@ def test_files_and_functions_stay_small() -> None:
         for node in _nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    # Of code alone: a docstring or a comment more is no reason to split a module.
+    # Of code alone: nobody should have to split a module for one more docstring or comment.
     long_files = [str(p) for _, p in _sources() if code_lines(p.read_text()) > 480]
     small = sum((f.end_lineno or f.lineno) - f.lineno < 40 for _, f in functions)
     assert not long_files

@@ -26,7 +26,7 @@ def test_every_promise_names_tests_that_exist() -> None:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is such a file of tests, with a test of that name if it names one."""
+    """Return whether such a file of tests exists, with a test of that name if it names one."""
     file, _, test = name.partition("::")
     path = TESTS / file
     if not path.is_file() or not path.name.startswith("test_"):
@@ -36,7 +36,7 @@ def _exists(name: str) -> bool:
 
 @cache
 def _functions(path: Path) -> set[str]:
-    """The functions of a file and of its classes."""
+    """Return the functions of a file and of its classes."""
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 

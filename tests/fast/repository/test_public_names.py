@@ -1,4 +1,4 @@
-"""What each package offers, pinned here: whoever changes the public API changes this file with it."""
+"""Public names of each package, pinned here: a change to the public API changes this file with it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ ERRORS = """
 
 
 def exported(module: ModuleType) -> set[str]:
-    """The names that a module offers: no private ones, no modules, and no import that its own code uses."""
+    """Return the names that a module offers: no private ones, no modules, and no import that its own code uses."""
     names = {n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)}
     tree = ast.parse(inspect.getsource(module))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}

@@ -59,7 +59,10 @@ def test_server(server):
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A small one: a circle at import of three, a lazy one, one for typing, and tests that burn 0.2 s each."""
+    """Return a small repository.
+
+    It has a circle at import of three modules, a lazy one, one for typing, and tests that burn 0.2 s each.
+    """
     for name, text in {"pytest.ini": "[pytest]\n", **FILES}.items():
         path = tmp_path / "repository" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +76,7 @@ def shown(repository: Path, capsys: pytest.CaptureFixture[str], *words: str) -> 
 
 
 def run(repository: Path, *words: str) -> str:
-    """What a run of its tests prints at its end."""
+    """Return the last output of a run of its tests."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     variables |= {"PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "support.cpu", "-p", "xdist", "-p", "no:cacheprovider", *words]

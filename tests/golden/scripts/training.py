@@ -34,12 +34,12 @@ class Model(torch.nn.Module):
             torch.nn.init.zeros_(parameter)
 
     def forward(self, inputs):
-        """One number a row."""
+        """Return one number a row."""
         return self.line(inputs * torch.randint(0, 2, inputs.shape) if self.training else inputs)
 
 
 def updated(updates):
-    """An update is done."""
+    """Stop this start once it has made its share of updates."""
     if RANK == 0 and updates == END:
         os.kill(os.getpid(), signal.SIGTERM)
 

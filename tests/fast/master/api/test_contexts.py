@@ -12,7 +12,7 @@ from support.running_master import CONFIG, Running
 
 
 def entry(path: str, content: bytes = b"", kind: int = 48, **more: Any) -> dict[str, Any]:
-    """A file as the contract's clients send it (§10)."""
+    """Return a file as the contract's clients send it (§10)."""
     text = base64.b64encode(content).decode()
     return {
         "path": path,
@@ -26,7 +26,7 @@ def entry(path: str, content: bytes = b"", kind: int = 48, **more: Any) -> dict[
 
 
 def archive(**members: bytes) -> str:
-    """A tar archive, gzipped, in base64."""
+    """Return a tar archive, gzipped, in base64."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, member in members.items():

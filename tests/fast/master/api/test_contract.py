@@ -1,4 +1,4 @@
-"""What the contract's clients call, in their order, with nothing but requests (§3.4, §4, §5)."""
+"""Calls of the contract's clients, in their order, with nothing but requests (§3.4, §4, §5)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(master: Running, spec: Any, group: str, step: int | None, metrics: di
 
 
 def checkpoint(spec: Any, step: int) -> dict[str, Any]:
-    """A report of a checkpoint, as §5.7 shows it."""
+    """Return a report of a checkpoint, as §5.7 shows it."""
     return {
         "uuid": str(uuid.uuid4()),
         "taskId": spec.task_id,

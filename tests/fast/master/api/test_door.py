@@ -1,4 +1,4 @@
-"""What every request passes: tokens, limits, and the forms that a request may have."""
+"""Checks that every request passes: tokens, limits, and the forms that a request may have."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_route_says_who_may_use_it() -> None:
 
 
 def test_another_spelling_of_a_number_opens_nothing(master: Running) -> None:
-    """Who may ask what is proven for every route in ``test_tokens.py``."""
+    """Reject other spellings of an ID; ``test_tokens.py`` proves the rights on every route."""
     own, other = master.a_trial(), master.a_trial().trial_id
     for text in (f"%20{other}", f"+{other}", f"{other}.0", f"0{other}", f"{other}%20", "x", "-1"):
         assert master.ask("GET", f"trials/{text}", None, own.session_token).status == 403, text

@@ -20,7 +20,7 @@ _ASK = "from pathlib import Path; from det_core.client._embedded import ensure_m
 
 @pytest.fixture
 def stopped(home: Path) -> Iterator[Path]:
-    """The home folder; its master is stopped at the end."""
+    """Yield the home directory; its master is stopped at the end."""
     yield home
     stop_master(home)
 

@@ -21,7 +21,7 @@ from support.running_master import Answer, Running
 
 @contextmanager
 def asking(master: Running, path: str, body: Any = None, token: str | None = None) -> Iterator[Any]:
-    """A request in the background; gives a function that waits for its answer and says when it came."""
+    """Send a request in the background; yield a function that waits for its answer and returns the time of it."""
     method = "GET" if body is None else "POST"
 
     def ask() -> tuple[Answer, float]:
@@ -33,7 +33,7 @@ def asking(master: Running, path: str, body: Any = None, token: str | None = Non
 
 
 def waiting(master: Running) -> int:
-    """How many requests wait."""
+    """Return the number of waiting requests."""
     return len(master.app.state.waits._tasks)
 
 

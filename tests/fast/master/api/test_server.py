@@ -25,7 +25,7 @@ from support.processes import until
 
 @contextmanager
 def process(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A master's process; it is stopped at the end, if it runs."""
+    """Yield a master's process; it is stopped at the end, if it runs."""
     command = [sys.executable, "-m", "det_core.master", "--home", str(home), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
@@ -36,7 +36,7 @@ def process(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def announced(home: Path, running: subprocess.Popen[str] | None = None) -> dict[str, Any]:
-    """What a master says of itself, once it listens."""
+    """Wait until a master listens, and return its description of itself."""
 
     def look() -> dict[str, Any] | None:
         assert running is None or running.poll() is None, running.stderr and running.stderr.read()

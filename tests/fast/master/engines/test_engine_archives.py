@@ -104,7 +104,7 @@ def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["check", "unpack"])
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     big = io.BytesIO()
-    with gzip.GzipFile(fileobj=big, mode="wb") as f:  # 11 GiB that are said to follow, and do not
+    with gzip.GzipFile(fileobj=big, mode="wb") as f:  # 11 GiB that the header announces, and the file lacks
         f.write(member("zeros", size=11 << 30).tobuf(tarfile.GNU_FORMAT))
     act = check_archive if mode == "check" else lambda source: unpack_archive(source, tmp_path)
     with pytest.raises(TooMuch, match="10 GiB"):

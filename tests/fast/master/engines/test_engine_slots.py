@@ -12,7 +12,7 @@ from det_core.master.engines import Slots
 
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An nvidia-smi that answers as one with two GPUs does, and no NVML."""
+    """Put an nvidia-smi in place that answers as one with two GPUs does, and no NVML."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nassert '--query-gpu=uuid' in sys.argv\nprint('GPU-a\\nGPU-b')\n"

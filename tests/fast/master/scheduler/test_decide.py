@@ -1,4 +1,4 @@
-"""Who runs: FIFO within a priority, preemption where it helps, and nobody starves."""
+"""Scheduling: FIFO within a priority, preemption where it helps, and nobody starves."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from det_core.master.scheduler import Decision, Running, Start, Wanting, decide
 
 
 def wants(number: int, slots: int = 1, *, priority: int = 42, experiment: int = 1, most: int | None = None) -> Wanting:
-    """The ``number``-th to want slots."""
+    """Return the ``number``-th allocation to want slots."""
     return Wanting(f"{experiment}.r{number}.1", experiment, number, slots, priority, most)
 
 
 def runs(
     number: int, *slots: int, priority: int = 42, experiment: int = 1, ending: bool = False, preemptible: bool = True
 ) -> Running:
-    """The ``number``-th, which runs on ``slots``."""
+    """Return the ``number``-th allocation, which runs on ``slots``."""
     return Running(f"{experiment}.r{number}.1", experiment, number, slots, priority, ending, preemptible)
 
 
@@ -108,7 +108,7 @@ priorities = st.sampled_from([1, 42, 42, 42, 99])
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[list[Running], list[Wanting], list[int]]:
-    """Some run on disjoint slots, some wait."""
+    """Draw a situation in which some run on disjoint slots and some wait."""
     slots = list(range(draw(st.integers(0, 6))))
     free = draw(st.permutations(slots))
     running, number = [], itertools.count()

@@ -1,4 +1,4 @@
-"""How ends are classified: each row of the table of section 13.3."""
+"""Classification of exits: each row of the table of section 13.3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trial does after an allocation: each row of the tables of section 13.4."""
+"""Decisions on a trial after an allocation: each row of the tables of section 13.4."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHERS = [kind for kind in K if kind not in ERRORS + OUTSIDE]
 
 
 def trial(state: State = State.ACTIVE, **more: object) -> TrialFacts:
-    """A trial that has failed once, of five times that it may."""
+    """Return a trial that has failed once, of five times that it may."""
     return TrialFacts(**{"state": state, "restarts": 1, "max_restarts": 5, **more})  # type: ignore[arg-type]
 
 

@@ -36,7 +36,7 @@ async def obedient(trial: Trial) -> int:
 
 
 async def one(b: Bench) -> str:
-    """The id of an allocation that runs."""
+    """Return the ID of an allocation that runs."""
     await b.create(SINGLE)
     await b.until(lambda: b.engine.running)
     return b.engine.running[0]
@@ -193,7 +193,7 @@ def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Pa
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool) -> None:
-    """One that has nothing left to do is promoted before it has said that it exits, which another master hears."""
+    """Promote a trial without operations before it has acknowledged that it exits, which another master records."""
     told, promoted = asyncio.Event(), asyncio.Event()
 
     async def script(trial: Trial) -> int:
@@ -209,7 +209,7 @@ def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool)
         await promoted.wait()
         trial.record("out_of_operations", body={})
         if trial.spec.trial_id == 1 and not alive:
-            return 137  # killed before it was heard
+            return 137  # killed before its exit was recorded
         await trial.acknowledge()
         return 0
 

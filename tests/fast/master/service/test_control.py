@@ -1,4 +1,4 @@
-"""What people do to experiments: continue, warm start, retention, patch, archive, delete."""
+"""User actions on experiments: continue, warm start, retention, patch, archive, delete."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def keeping(folder: Path) -> Script:
 
 
 def stored(folder: Path) -> int:
-    """How many checkpoints are in a store."""
+    """Return the number of checkpoints in a store."""
     return sum(not path.name.startswith(".") for path in folder.iterdir())
 
 

@@ -14,7 +14,7 @@ ASHA = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, 
 
 
 async def search(b: Bench) -> int:
-    """A short search, paused and activated on its way."""
+    """Run a short search, paused and activated on its way."""
     number = await b.do(lambda s: b.create(ASHA))
     await b.until(lambda: b.engine.launched or b.dying.dead.is_set())
     await b.do(lambda s: s.pause(number))
@@ -25,7 +25,7 @@ async def search(b: Bench) -> int:
 
 
 async def undisturbed(folder: Path, slots: int) -> tuple[dict[str, Any], int]:
-    """What a run without deaths records, and how many writes it takes."""
+    """Return the record of a run without deaths, and the number of its writes."""
     folder.mkdir()
     async with bench(folder, train, slots) as b:
         number = await search(b)
@@ -33,7 +33,7 @@ async def undisturbed(folder: Path, slots: int) -> tuple[dict[str, Any], int]:
 
 
 async def disturbed(folder: Path, slots: int, at: int, *, after: bool) -> tuple[int, dict[str, Any]]:
-    """How often it died, and what a run records whose master dies at its N-th write, if it comes to that."""
+    """Return the number of deaths, and the record of a run whose master dies at its N-th write, if it reaches that."""
     folder.mkdir()
     b = Bench(folder, train, slots)
     try:

@@ -43,7 +43,7 @@ def validating(name: str, *, completes: bool) -> Script:
 
 
 async def lines(b: Bench, number: int) -> list[str]:
-    """What the master has warned of in the logs of the trials."""
+    """Return the master's warnings in the logs of the trials."""
     pages = [await b.service.logs(t["id"]) for t in await b.service.trials(number)]
     return [line["log"] for page in pages for line in page["lines"] if line["level"] == "WARNING"]
 
@@ -109,5 +109,5 @@ def test_a_metric_may_come_after_others_of_its_step() -> None:
     other = Measured("loss")
     assert other.take_in(1, [row(1, accuracy=0.5)]) is None and other.take_in(2, [row(7, accuracy=0.5)]) is None
     assert other.take_in(2, [row(8, f1=0.5)]) == NOBODY + ", f1"
-    assert other.take_in(1, [{"kind": "operation"}]) is None, "it was said"
+    assert other.take_in(1, [{"kind": "operation"}]) is None, "a second warning"
     assert "no validation metrics" in (Measured("loss").take_in(1, [{"kind": "operation"}]) or "")

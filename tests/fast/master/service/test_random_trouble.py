@@ -34,7 +34,7 @@ async def trouble(b: Bench, number: int, chance: random.Random, times: int) -> N
 
 
 def course(kept: dict[str, Any]) -> dict[str, Any]:
-    """What was recorded, without how often trials had to be restarted."""
+    """Return the record, without the trials' numbers of restarts."""
     return {**kept, "trials": [{**trial, "restarts": None} for trial in kept["trials"]]}
 
 

@@ -1,4 +1,4 @@
-"""What trials say: counted once, refused from zombies, and made up for from the journals of dead processes."""
+"""Reports of trials: counted once, rejected from zombies, and recovered from the journals of dead processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def with_bench(
 
 
 async def running(b: Bench) -> Trial:
-    """A trial that runs, to speak for."""
+    """Return a running trial, to report for."""
     await b.create(SINGLE)
     await b.until(lambda: b.engine.running)
     return Trial(b.engine.launched[0], b.engine)
@@ -337,6 +337,6 @@ def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:
         await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
         other = Trial(b.engine.launched[1], b.engine)
         await other.report("training", 10, loss=1.0)
-        assert (await s.trials(epochs))[0]["progress"] == 0.0, "its steps are no epochs"
+        assert (await s.trials(epochs))[0]["progress"] == 0.0, "its steps are not epochs"
 
     with_bench(tmp_path, idle, check)

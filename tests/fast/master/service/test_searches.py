@@ -80,7 +80,7 @@ def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
 
 
 def packed(folder: Path) -> bytes:
-    """A context directory with the user's search method in it."""
+    """Return a context directory with the user's search method in it."""
     (folder / "mine").mkdir(parents=True)
     (folder / "mine" / "twice.py").write_text(METHOD)
     out = io.BytesIO()

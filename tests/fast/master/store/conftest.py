@@ -15,20 +15,20 @@ from support import schema
 
 @pytest.fixture
 def empty_url(tmp_path: Path) -> str:
-    """A database with nothing in it."""
+    """Return the URL of an empty database."""
     return f"sqlite:///{tmp_path}/master/master.db"
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A database with the newest schema and nothing else in it."""
+    """Return the URL of a database with the newest schema and nothing else in it."""
     schema.place(tmp_path / "master" / "master.db")
     return f"sqlite:///{tmp_path}/master/master.db"
 
 
 @pytest.fixture
 def conn(url: str) -> Iterator[Connection]:
-    """A connection that writes, in one transaction for the whole test."""
+    """Yield a connection that writes, in one transaction for the whole test."""
     engine = writing_engine(parse(url))
     with engine.begin() as connection:
         yield connection
@@ -37,7 +37,7 @@ def conn(url: str) -> Iterator[Connection]:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A database for many examples, each of which rolls back what it did."""
+    """Yield a database for many examples, each of which rolls back its changes."""
     path = tmp_path_factory.mktemp("store") / "scratch.db"
     schema.place(path)
     engine = writing_engine(parse(f"sqlite:///{path}"))
@@ -48,7 +48,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def trial(conn: Connection) -> int:
-    """A trial of an experiment, both with the id 1."""
+    """Add a trial of an experiment, both with the ID 1."""
     experiment = experiments.create(conn, state="ACTIVE", name="quickstart", config={"name": "quickstart"})
     assert experiment is not None
     return trials.create(conn, experiment.id, "r1", state="ACTIVE", hparams={"lr": 0.1}).id
@@ -56,7 +56,7 @@ def trial(conn: Connection) -> int:
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    """An open store."""
+    """Yield an open store."""
     opened = Store.open(url)
     yield opened
     opened.close_now()

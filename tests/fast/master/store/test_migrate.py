@@ -86,7 +86,7 @@ def _definitions(engine: object) -> set[str]:
 
 
 def _ordered(sql: str) -> str:
-    """A definition whose constraints stand in one order."""
+    """Return a definition whose constraints stand in one order."""
     return " | ".join(sorted(line.strip().rstrip(",") for line in re.split(r",?\n", sql) if line.strip()))
 
 
