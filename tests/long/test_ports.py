@@ -1,4 +1,4 @@
-"""All ports below `check-resume`: every wrong one is told by its cause first; no right one is."""
+"""All ports below `check-resume`: every wrong one is reported by its cause first; no right one is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support import ports
 
 
 @pytest.mark.parametrize("name", ports.WRONG)
-def test_wrong_port_is_told_by_its_cause_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_port_is_reported_by_its_cause_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = ports.check_wrong(name, tmp_path)
     print(name, outcome.causes, *outcome.texts, *outcome.said, sep="\n")
