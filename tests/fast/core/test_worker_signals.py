@@ -32,7 +32,7 @@ def test_trainer_whose_worker_dies_of_the_signal_saves(kind: str) -> None:
     with training(kind, "fork", FORM="dies") as started:
         stopped = started.end()
     assert stopped.is_right, stopped.output
-    assert "the loader failed after a signal to stop: DataLoader worker" in stopped.output
+    assert "the loader failed" in stopped.output and ": DataLoader worker" in stopped.output
 
 
 def test_script_whose_worker_dies_of_the_signal_prints_the_loss() -> None:
