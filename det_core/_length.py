@@ -30,6 +30,7 @@ def parse_length(length: Any, name: str) -> tuple[int, str | None]:
     value, unit = split_length(length)
     if isinstance(length, Mapping) and unit not in UNITS:
         raise ValueError(f"{name}={length!r}: expected one key of {', '.join(UNITS)}, as in {{'epochs': 10}}")
+    # A bool is an int to Python, and {"epochs": True} is a mistake.
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={length!r}: the length must be an integer")
     if value < 1:

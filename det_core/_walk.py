@@ -86,6 +86,7 @@ def loaded(root: Path, more: Iterable[str]) -> list[str]:
     below = f"{root}{os.sep}"
     ours = os.path.dirname(os.path.abspath(__file__))
     installed = tuple(f"{each}{os.sep}" for each in (ours, sys.prefix) if each.startswith(below))
+    # Of the dictionaries: a lazy module would import something at an attribute.
     known = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     paths = {os.path.abspath(path) for path in known if isinstance(path, str)}
     names = {path.removeprefix(below) for path in paths if path.startswith(below) and not path.startswith(installed)}

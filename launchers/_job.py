@@ -27,8 +27,8 @@ from det_core._standalone.processes import (
     end_descendants,
     reap,
     send,
+    set_parent_death_signal,
     set_title,
-    signal_at_parents_death,
     spawn,
 )
 from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS
@@ -158,7 +158,7 @@ def _parent_death_fd() -> int:
     try:
         return os.pidfd_open(os.getppid())
     except OSError:  # a kernel before 5.3; or the parent has just died, which the next line notices
-        signal_at_parents_death(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         return os.pipe()[0]
 
 

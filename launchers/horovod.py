@@ -14,7 +14,7 @@ from typing import Any
 from det_core._env import Environment
 from det_core._info import get_cluster_info
 from det_core._optional import check_installed, require
-from det_core._standalone.processes import signal_at_parents_death
+from det_core._standalone.processes import set_parent_death_signal
 
 from . import _await_host
 from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, number
@@ -117,7 +117,7 @@ def _start_rendezvous(plan: list[Any], layout: Layout) -> int:
     httpd.init(plan)
     launcher = os.getpid()
     if os.fork() == 0:
-        signal_at_parents_death(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         os.setsid()  # ranks that save after a Ctrl-C still need it
         try:
             if os.getppid() == launcher:

@@ -1,4 +1,4 @@
-"""Start processes so that they can be ended with everything they start, whatever happens to whoever started them.
+"""Processes that can be ended with all their descendants, whatever happens to their parent.
 
 Three habits of the kernel carry this. A process that adopts orphans (a subreaper) stays an ancestor of all that was
 started below it, whatever session or group they choose. PR_SET_PDEATHSIG kills a child with the *thread* that forked
@@ -15,17 +15,19 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _GIVE_UP = 10.0
-"""Seconds after which processes that may not be killed, such as those of sudo, are left."""
+"""Seconds after which processes that this user may not kill, such as those of sudo, are left."""
 
 
 class CannotRun(Exception):
     """A command that could not be run.
 
     Attributes:
-        status: the exit status that a shell gives for it, 126 or 127.
+        status: Exit status that a shell returns for it, 126 or 127.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -61,7 +63,7 @@ def spawn(
     parent = os.getpid()
 
     def in_the_child() -> None:
-        signal_at_parents_death(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above could count
             os._exit(127)
         if prepare is not None:
@@ -73,13 +75,15 @@ def spawn(
             command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True, preexec_fn=in_the_child
         )
     except OSError as e:
-        status = 127 if e.errno in (errno.ENOENT, errno.ENOTDIR) else 126
+        status = 126
+        if e.errno in (errno.ENOENT, errno.ENOTDIR):
+            status = 127
         raise CannotRun(status, f"cannot run {command[0]}: {e.strerror}") from e
     process.returncode = 0  # not waited for by this object, which would warn of that when it is collected
     return process.pid
 
 
-def signal_at_parents_death(signum: int) -> None:
+def set_parent_death_signal(signum: int) -> None:
     """Have the kernel send ``signum`` to this process when the thread that forked it ends."""
     _prctl(_PR_SET_PDEATHSIG, signum)
 
@@ -113,7 +117,7 @@ def set_title(title: str) -> None:
 
 
 def send(pid: int, signum: int) -> bool:
-    """Send a signal; False if there is no such process, or it is another user's."""
+    """Send a signal; return whether the process exists and is this user's."""
     try:
         os.kill(pid, signum)
     except (ProcessLookupError, PermissionError):
@@ -122,7 +126,7 @@ def send(pid: int, signum: int) -> bool:
 
 
 def reap() -> dict[int, int] | None:
-    """Collect children that have ended: wait statuses by process id. None: there is no child at all."""
+    """Return the wait statuses of children that have ended, by process ID, or None without any child."""
     ended: dict[int, int] = {}
     while True:
         try:
@@ -140,7 +144,8 @@ def end_descendants(linger: float = 0.0) -> None:
     Args:
         linger: seconds in which they may end by themselves, as some remove what a script has shared.
     """
-    began, pause = time.monotonic(), 0.001
+    began = time.monotonic()
+    pause = 0.001
     while reap() is not None:
         waited = time.monotonic() - began - linger
         # Again and again: while the list is read, one of them may start another.
@@ -151,7 +156,7 @@ def end_descendants(linger: float = 0.0) -> None:
 
 
 def descendants() -> set[int]:
-    """The ids of all processes below this one."""
+    """Return the IDs of all descendants of this process."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := _stat(int(name))):
@@ -166,16 +171,19 @@ def descendants() -> set[int]:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since the machine did; with its id that names it for good.
+    """Return the start of a process in clock ticks since boot, or None if it has ended, reaped or not.
 
-    None: it does not run, or has ended and is not yet reaped.
+    With the process ID it identifies the process for good.
     """
     fields = _stat(pid)
-    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+    if not fields or fields[0] in "ZX":
+        return None
+    return int(fields[19])
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat behind the name, which may hold spaces and parentheses: state, parent, group, …"""
+    """Return the fields of /proc/PID/stat behind the name: state, parent, group, …"""
+    # Split at the last parenthesis: the name itself may contain spaces and parentheses.
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             return file.read(4096).rpartition(b") ")[2].decode().split()

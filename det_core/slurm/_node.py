@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from det_core._standalone.processes import signal_at_parents_death
+from det_core._standalone.processes import set_parent_death_signal
 from det_core._standalone.stop_signals import STOP_SIGNALS
 
 WATCHED = (*STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD)
@@ -43,7 +43,7 @@ def start(
     parent = os.getpid()
 
     def prepare() -> None:
-        signal_at_parents_death(signal.SIGTERM)
+        set_parent_death_signal(signal.SIGTERM)
         if os.getppid() != parent:  # it died before the line above could count
             os._exit(127)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the batch file ignores it

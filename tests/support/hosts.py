@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core._standalone.processes import signal_at_parents_death
+from det_core._standalone.processes import set_parent_death_signal
 from support import nest
 from support.processes import until
 from support.servers import MARK
@@ -143,7 +143,7 @@ class Hosts:
                 stderr=log,
                 start_new_session=True,
                 env={**os.environ, **(env or {}), MARK: "1"},
-                preexec_fn=lambda: signal_at_parents_death(signal.SIGKILL),  # with this process, also if it is killed
+                preexec_fn=lambda: set_parent_death_signal(signal.SIGKILL),  # with this process, also if it is killed
             )
         nest.keep(server.pid)
         return server

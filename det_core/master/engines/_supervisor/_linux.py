@@ -11,7 +11,7 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def signal_at_parents_death(signum: int) -> None:
+def set_parent_death_signal(signum: int) -> None:
     """Have the kernel send ``signum`` to this process when the thread that forked it ends."""
     _check(_LIBC.prctl(_SET_PDEATHSIG, ctypes.c_ulong(signum), 0, 0, 0), "prctl")
 

@@ -7,7 +7,7 @@ import os
 import signal
 
 from ._appear import appear
-from ._linux import signal_at_parents_death
+from ._linux import set_parent_death_signal
 
 _DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -93,7 +93,7 @@ def _become(folder: str, command: list[str], worker: int, tell: int, *, visible:
         os.chdir(work)
         for signum in _DEFAULTS:
             signal.signal(signum, signal.SIG_DFL)
-        signal_at_parents_death(signal.SIGKILL)
+        set_parent_death_signal(signal.SIGKILL)
         if os.getppid() == worker:
             os.execvpe(command[0], command, environment)
     except Exception as e:
