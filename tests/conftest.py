@@ -42,7 +42,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--shuffle SEED``: what passes in one order only fails some day."""
+    """Add ``--shuffle SEED``: tests that pass in one order only fail some day."""
     parser.addoption("--shuffle", type=int, metavar="SEED", help="modules, and the tests of each, in a random order")
 
 
@@ -55,14 +55,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """From here on garbage is collected, and what is there by now is never looked at again: a million objects."""
+    """Collect garbage from here on, but never the million objects that exist by now."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def event_loop() -> None:
-    """Threads with event loops, which live as long as the process: there before any test is looked at."""
+    """Start threads with event loops, which live as long as the process, before any test is looked at."""
     from fsspec.asyn import get_loop
 
     from det_core.storage._calls import library_loop
@@ -91,7 +91,7 @@ def the_server_of_warm_scripts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def home(nothing_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """``DET_CORE_HOME`` of this test; no variable of the outside that det_core reads."""
+    """Set this test's ``DET_CORE_HOME``, and remove the outside variables that det_core reads."""
     for name in list(os.environ):
         if name in LAUNCH_NAMES or name.startswith(("DET_", *LAUNCH_PREFIXES)):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Makes the golden files: what one version of det_core leaves on disk, for every later one to read and to go on with.
+"""Generator of the golden files: one version's files on disk, for every later one to read and to resume from.
 
     python tests/golden/make.py
 
@@ -50,7 +50,7 @@ The third has a snapshot, as it received a thousand events.
 
 
 def files() -> list[Path]:
-    """All golden files."""
+    """Return all golden files."""
     return [path for path in GOLDEN.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
 
 

@@ -20,7 +20,7 @@ COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("   
 
 @pytest.fixture
 def person(tmp_path: Path) -> Iterator[Person]:
-    """Somebody who has activated the venv with DeepSpeed, whose ``python`` is warm."""
+    """Yield a user who has activated the venv with DeepSpeed, whose ``python`` is warm."""
     folder = tmp_path / "trial"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shorten(4, folder / "train.py", folder / "pipeline.yaml")  # it has learned by then

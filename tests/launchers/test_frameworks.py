@@ -58,7 +58,7 @@ STUBBORN = """
 def start(
     framework: Framework, folder: Path, processes: int, script: str, *options: str
 ) -> AbstractContextManager[Launched]:
-    """Our launcher around so many processes of a script, which is given the name of the rank variable."""
+    """Start our launcher with so many processes of a script, which is given the name of the rank variable."""
     words = script.split(" ")
     command = framework.local(processes, *options)
     return launched(command, words[0], framework.rank, *words[1:], folder=folder, **variables())

@@ -30,7 +30,7 @@ SAVES = """
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(hosts: Hosts, slurm: Slurm) -> Iterator[None]:
-    """After each test nothing but servers runs on either machine."""
+    """Check after each test that nothing but servers runs on either machine."""
     yield
     slurm.cancel()
     hosts.nothing_left()

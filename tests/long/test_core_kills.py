@@ -19,7 +19,7 @@ HOW = ["EIO", "ENOSPC", "short", "dead"]
 
 @pytest.fixture
 def seed() -> int:
-    """Drawn, and printed."""
+    """Draw a seed and print it."""
     drawn = random.randrange(10**6)
     print(f"seed {drawn}")
     return drawn

@@ -13,7 +13,7 @@ from fast.core.test_preempt_request import requests, requests_and_pauses, reques
 
 @pytest.fixture
 def seed() -> int:
-    """Drawn, and printed."""
+    """Draw a seed and print it."""
     drawn = random.randrange(10**6)
     print(f"seed {drawn}")
     return drawn

@@ -89,7 +89,7 @@ class Ranks:
 def running(
     folder: Path, hosts: Hosts, machines: int = 2, *, chief: str = ADDRESSES[0], load: int = 0
 ) -> Iterator[Ranks]:
-    """Ranks that have met; killed at the end."""
+    """Yield ranks that have met; they are killed at the end."""
     ranks = Ranks(folder, hosts, machines, chief, load)
     try:
         for rank in range(len(ranks.outputs)):

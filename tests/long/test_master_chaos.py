@@ -21,7 +21,7 @@ KINDS = ["pause", "trial", "master", "reboot", "supervisor"]
 
 
 def some_kinds(seed: int, count: int) -> list[str]:
-    """Which troubles to make: each kind in its turn, in a random order."""
+    """Return the kinds of troubles to make: each in its turn, in a random order."""
     kinds = [KINDS[(seed + i) % len(KINDS)] for i in range(count)]
     random.Random(seed).shuffle(kinds)
     return kinds

@@ -13,7 +13,7 @@ __all__ = ["master"]
 
 
 def not_let_in(case: Any, response: Any) -> None:
-    """Without a token: nothing but what is open to everybody."""
+    """Check that without a token only the routes open to everybody answer."""
     if (case.method.upper(), case.path) not in OPEN:
         assert response.status_code == 401, (case.method, case.path, response.status_code)
 

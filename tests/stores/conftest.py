@@ -12,6 +12,6 @@ __all__ = ["no_pause"]
 
 @pytest.fixture(params=["moto", "rgw"])
 def s3_server(request: pytest.FixtureRequest) -> S3Server:
-    """Each S3 server in turn."""
+    """Return each S3 server in turn."""
     server: S3Server = request.getfixturevalue(f"{request.param}_server")
     return server

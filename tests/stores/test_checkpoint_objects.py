@@ -24,7 +24,7 @@ WHEN_BUSY = ("it is tried again", "has waited for 10 s for", "responded after")
 
 @pytest.fixture(params=["moto", "rgw", "gcs"])
 def storage(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """``checkpoint_storage`` for a folder of a new bucket on each server."""
+    """Return the ``checkpoint_storage`` for a directory of a new bucket on each server."""
     server = request.getfixturevalue(f"{request.param}_server")
     bucket = server.make_bucket()
     if request.param == "gcs":
@@ -44,7 +44,7 @@ def test_four_processes_share_a_store(storage: dict[str, Any], tmp_path: Path) -
 
 
 def share_every_method(storage: dict[str, Any], tmp_path: Path, count: int, size: int) -> None:
-    """Each brings so many small files, and one of so many MB."""
+    """Run every method on four ranks, each with ``count`` small files and one of ``size`` MB."""
     arguments = (json.dumps(storage), str(tmp_path), str(count), str(size))
     with running(RANKS, 4, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         statuses = ranks.wait()
@@ -129,7 +129,7 @@ def test_rank_killed_during_upload_leaves_nothing_listed(storage: dict[str, Any]
 
 
 def kill_one_of_three(storage: dict[str, Any], tmp_path: Path, count: int) -> None:
-    """One of them while it uploads so many files."""
+    """Kill one rank of three while it uploads ``count`` files."""
     arguments = (json.dumps(storage), str(tmp_path), str(count))
     with running(DIES + KILLED, 3, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         assert ranks.wait() == [0, -9, 0]

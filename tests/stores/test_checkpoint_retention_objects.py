@@ -29,7 +29,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(store: ObjectStore, scratch: Path) -> None:
-    """Checkpoints c1 to c4 of the run, and one of another."""
+    """Write checkpoints c1 to c4 of the run, and one of another."""
     put(store, "another", 5, scratch, run_id="another", files=FILES)
     for ordinal in range(1, 5):
         put(store, f"c{ordinal}", 10 * ordinal, scratch, ordinal=ordinal, files=FILES)

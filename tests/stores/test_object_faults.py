@@ -72,7 +72,7 @@ class Place:
 
 @pytest.fixture
 def place() -> Place:
-    """On a disk; on S3 and in every other way: ``tests/long/test_storage_faults.py``."""
+    """Return a place on a disk; ``tests/long/test_storage_faults.py`` has S3 and all other ways."""
     return Place()
 
 

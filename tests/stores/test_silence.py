@@ -72,7 +72,7 @@ def server(kind: str, request: pytest.FixtureRequest) -> Iterator[tuple[str, str
 
 @contextmanager
 def azurite() -> Iterator[str]:
-    """Azurite, if npm has installed it (``npm install -g azurite``), with a container."""
+    """Yield Azurite with a container, if npm has installed it (``npm install -g azurite``)."""
     if shutil.which("azurite-blob") is None:
         pytest.skip("azurite-blob is not installed: npm install -g azurite")
     from azure.storage.blob import BlobServiceClient
@@ -101,7 +101,7 @@ def _listens(port: int) -> bool:
 
 
 def storage(kind: str, url: str, bucket: str) -> dict[str, Any]:
-    """``checkpoint_storage`` for a service at an address."""
+    """Return the ``checkpoint_storage`` for a service at an address."""
     if kind == "azure":
         account = f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={KEY}"
         return {

@@ -102,7 +102,7 @@ class Training(Restarted):
     """A script of the accelerated Trainer that is started again and again."""
 
     def batches(self, run: int = 1) -> dict[tuple[int, int, int], list[Any]]:
-        """All that was ever noted of a batch, by rank, epoch and step."""
+        """Return all notes of each batch, by rank, epoch and step."""
         found: dict[tuple[int, int, int], list[Any]] = {}
         for rank in range(self.ranks):
             for _, (epoch, step, *what) in self._noted(run, rank):
@@ -119,7 +119,7 @@ class Training(Restarted):
         return self.output if (self.folder / "output").exists() else ""
 
     def disturbed_at(self, batch: int, number: signal.Signals, rng: random.Random, *, run: int = 1) -> str:
-        """Start it, and send a signal to one of its ranks once it has noted so many more batches; what it printed."""
+        """Start it, and send a signal to one of its ranks once it noted so many more batches; return its output."""
         before, noted = len(self.printed), [len(self._noted(run, rank)) for rank in range(self.ranks)]
         process = self.start()
         more = [batch] + [1] * (self.ranks - 1)  # of each rank one at least, so that its last note is of this start
@@ -135,7 +135,7 @@ class Training(Restarted):
         return printed
 
     def finished(self) -> str:
-        """Start it, and let it come to its end; what it printed."""
+        """Start it, wait for its end, and return its output."""
         before = len(self.printed)
         assert self.start().wait() == 0, self.output[before:]
         return self.output[before:]
@@ -146,12 +146,12 @@ class Training(Restarted):
         return [json.loads(line) for line in lines if line.endswith("]]")]
 
     def ends(self) -> dict[str, Any]:
-        """All that the newest checkpoint holds: of every rank too."""
+        """Return all that the newest checkpoint holds, of every rank."""
         return {"state.pt": self.state("state.pt")}
 
 
 def assert_same(one: Any, other: Any, where: str = "") -> None:
-    """Two states are equal to the last bit."""
+    """Assert that two states are equal to the last bit."""
     import torch
 
     assert type(one) is type(other), where
@@ -170,5 +170,5 @@ def assert_same(one: Any, other: Any, where: str = "") -> None:
 
 
 def script(folder: Path, ranks: int, code: str = ONE_RUN, **env: str) -> Training:
-    """One in a new folder."""
+    """Return a script in a new directory."""
     return Training(folder, SCRIPT + code, ranks, env)

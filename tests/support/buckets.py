@@ -28,7 +28,7 @@ def object_store(url: str, scratch: Path) -> ObjectStore:
 
 
 def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
-    """Every object, with its bytes."""
+    """Return every object, with its bytes."""
     return {key: store.driver.get(key) for key in keys(store, prefix)}
 
 
@@ -69,7 +69,7 @@ def closing() -> Iterator[Callable[[Any], Any]]:
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """botocore makes its next try of a request at once; how many it makes is what it is."""
+    """Let botocore retry a request at once, with the usual number of tries."""
     from botocore.retries.standard import ExponentialBackoff
 
     monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda self, context: 0)
@@ -89,11 +89,11 @@ class Around(Driver):
         return call(*args)
 
     def with_few_tries(self) -> Driver:
-        """No different."""
+        """Keep the number of tries."""
         return self
 
     def close(self) -> None:
-        """Others use the file system."""
+        """Leave the file system open, which others use."""
 
     def _around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def attempt(*args: Any, **kwargs: Any) -> Any:

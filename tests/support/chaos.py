@@ -111,7 +111,7 @@ class Machine:
         self._session = client.connect(url, token=(self.home / "master" / "token").read_text().strip())
 
     def _listens(self) -> str | None:
-        """Where the master listens."""
+        """Return the master's address, or None before it listens."""
         assert self.master is not None and self.master.poll() is None, f"the master ended: {self.last_words()}"
         try:
             told = json.loads((self.home / "master" / "master.json").read_text())
@@ -120,7 +120,7 @@ class Machine:
         return str(told["url"]) if told["pid"] == self.master.pid else None
 
     def kill_master(self) -> None:
-        """``kill -9`` of the master."""
+        """Kill the master with ``kill -9``."""
         assert self.master is not None
         self.master.kill()
         self._gone()
@@ -150,7 +150,7 @@ class Machine:
     # Its processes.
 
     def processes(self) -> set[Process]:
-        """All that run here: the master, supervisors, scripts, and whatever these have started."""
+        """Return all processes here: the master, supervisors, scripts, and whatever these have started."""
         pids = [int(told.split()[0]) for told in processes_of(self.home)]
         found = {Process(pid, started) for pid in pids if (started := start_time(pid)) is not None}
         self.seen |= found
@@ -166,7 +166,7 @@ class Machine:
         return [process for process in found if process.alive]
 
     def crash(self) -> None:
-        """Everything dies at once, as at a loss of power."""
+        """Kill everything at once, as at a loss of power."""
         held: set[Process] = set()
         while new := self.processes() - held:
             for process in new:
@@ -278,7 +278,7 @@ def master(m: Machine, number: int) -> bool:
 
 
 def reboot(m: Machine, number: int) -> bool:
-    """Everything dies at once; a master is started."""
+    """Let everything die at once, and start a master."""
     m.crash()
     m.start()
     return True

@@ -36,13 +36,13 @@ def reading(home: Path, look: Callable[[Connection], T]) -> T:
 
 
 def course(conn: Connection, number: int) -> dict[str, Any]:
-    """Trials, decisions, operations and metrics; not how often trials had to be started again."""
+    """Return trials, decisions, operations and metrics, without the numbers of restarts."""
     kept = record(conn, number)
     return {**kept, "trials": [{**trial, "restarts": None} for trial in kept["trials"]]}
 
 
 def nothing_lost_or_doubled(conn: Connection, number: int, kills: int) -> None:
-    """Each event, trial, operation and step is there once, in order, and the decisions are those of the events.
+    """Check that each event, trial, operation and step is there once, in order, and that decisions match events.
 
     No failure is counted but for trials that were killed: ``kills`` at most.
     """
@@ -63,7 +63,7 @@ def nothing_lost_or_doubled(conn: Connection, number: int, kills: int) -> None:
 
 
 def as_scripted(conn: Connection, number: int) -> None:
-    """Every trial of ``chaos_trial`` has measured what it had to, at every step."""
+    """Check that every trial of ``chaos_trial`` has measured what it had to, at every step."""
     for trial in trials.of_experiment(conn, number):
         lr = trial.hparams["lr"]
         lengths = [o.length for o in operations.of_trial(conn, trial.id)]
@@ -75,7 +75,7 @@ def as_scripted(conn: Connection, number: int) -> None:
 
 
 def as_the_quickstart(conn: Connection, number: int) -> None:
-    """Every trial of the quickstart has validated after each epoch once, and reported as its metric what it found."""
+    """Check that every trial of the quickstart has validated once after each epoch, and reported that metric."""
     for trial in trials.of_experiment(conn, number):
         given = operations.of_trial(conn, trial.id)
         epochs = given[-1].length
@@ -88,7 +88,7 @@ def as_the_quickstart(conn: Connection, number: int) -> None:
 
 
 def whole_logs(conn: Connection, number: int) -> None:
-    """Of the lines that a process of ``chaos_trial`` wrote, none is doubled, and none is missing before the last."""
+    """Check that no line of a process of ``chaos_trial`` is doubled, and none missing before the last."""
     for trial in trials.of_experiment(conn, number):
         for run in allocations.of_trial(conn, trial.id):
             lines = conn.execute(select(LOGS.c.log).where(LOGS.c.allocation_id == run.id).order_by(LOGS.c.id)).scalars()

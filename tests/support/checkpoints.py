@@ -16,7 +16,7 @@ RUN = "run"
 
 
 class Recorder(CheckpointObserver):
-    """Keeps what a context tells of checkpoints."""
+    """Recorder of a context's checkpoint events."""
 
     def __init__(self) -> None:
         self.registered: list[Any] = []

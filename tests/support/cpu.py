@@ -26,7 +26,7 @@ NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "
 
 
 def spent() -> tuple[float, float]:
-    """CPU seconds of this process, and of all below it, until now."""
+    """Return the CPU seconds of this process, and of all below it, until now."""
     own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime, ended.ru_utime + ended.ru_stime + _running(os.getpid())
 

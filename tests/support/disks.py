@@ -83,7 +83,7 @@ class Gate(Disk):
 
 
 class Counting(Disk):
-    """Keeps what is done, by operation and path, and fails one of it.
+    """Disk that records operations by path, and fails one of them.
 
     Args:
         fail: which one, from 0; None: none.

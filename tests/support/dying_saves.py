@@ -24,7 +24,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 class Telling(Recorder):
-    """Says which steps are registered."""
+    """Observer that writes the committed steps to a pipe."""
 
     def __init__(self, said: int) -> None:
         super().__init__()

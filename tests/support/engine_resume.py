@@ -61,7 +61,7 @@ ENV = {"LENGTH": "18", "PYTHONPATH": str(TESTS)}
 
 
 def script(folder: Path, kind: str, *, cold: bool = True, **env: str) -> Restarted:
-    """On two ranks; cold ones are started by the launcher."""
+    """Return a script on two ranks; cold ones are started by the launcher."""
     need()
     found = {**variables(), **ENV, "KIND": kind, **env}
     return Restarted(folder, SCRIPT, 2, found, PYTHON if cold else None, kind=WARM)

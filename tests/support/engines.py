@@ -12,7 +12,7 @@ from support.engine_suite import EngineSuite
 
 
 class Local(EngineSuite):
-    """Gives its ``bench``; what it inherits is run elsewhere."""
+    """Engine suite for its ``bench`` alone; the inherited tests run elsewhere."""
 
     __test__ = False
 

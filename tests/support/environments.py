@@ -121,7 +121,7 @@ def _site(folder: Path) -> Path:
 
 @functools.cache
 def _version(python: Path) -> str:
-    """Its number: ``3.11``."""
+    """Return its number: ``3.11``."""
     return run(python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])", cwd=ROOT).stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""Runs a script that sends itself a signal where it prints certain words for the first time.
+"""Script run that sends itself a signal where it prints certain words for the first time.
 
     python interrupted.py WORDS NUMBER SCRIPT ARGUMENT...
 
@@ -16,7 +16,7 @@ write = sys.stdout.write
 
 
 def watched(text):
-    """As ``write`` of stdout."""
+    """Write to stdout, and send the signal at the words."""
     global words
     written = write(text)
     if words and words in text:

@@ -154,7 +154,7 @@ class Jobs:
         return [run[:2] for run in self.runs(trial)]
 
     def spans(self, trial: Trial) -> list[tuple[float, float]]:
-        """From when to when each run of a trial that has ended had its slot."""
+        """Return the begin and the end of the slot of each ended run of a trial."""
         query = (
             "SELECT create_time, end_time FROM allocations WHERE trial_id = ? AND end_time IS NOT NULL ORDER BY run_id"
         )
@@ -186,7 +186,7 @@ def supervisors(home: Path, experiment_id: int) -> list[int]:
 
 
 def kill_processes(pids: list[int]) -> None:
-    """SIGKILL."""
+    """Kill the processes with SIGKILL."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

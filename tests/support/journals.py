@@ -29,7 +29,7 @@ def written(folder: Path, group: str = "training", **options: Any) -> dict[int |
 
 
 def lines(folder: Path) -> list[bytes]:
-    """All lines of all journal files in a folder, in the order of the files' names."""
+    """Return all lines of all journal files in a directory, in the order of the files' names."""
     return [line for path in sorted(folder.glob("journal-*.jsonl")) for line in path.read_bytes().split(b"\n") if line]
 
 
@@ -105,7 +105,7 @@ class FailingOs(Os):
 
 @contextmanager
 def failing(at: int, more: int = 0, **how: Any) -> Iterator[FailingOs]:
-    """System calls of journal files that fail as :class:`FailingOs` says; they try again with the next report."""
+    """Let system calls of journal files fail as :class:`FailingOs` says; they are retried with the next report."""
     with pytest.MonkeyPatch.context() as patch:
         system = FailingOs(at, more, **how)
         patch.setattr("det_core.journal._file.os", system)

@@ -112,7 +112,7 @@ class Restarted:
         return [json.loads(first)["pid"] for first, ended, _ in firsts if ended]
 
     def rows(self, group: str = "training") -> list[tuple[Any, Any, Any]]:
-        """Step, metrics and batch metrics of each row."""
+        """Return step, metrics and batch metrics of each row."""
         found = read_run(client.run("latest", home=self.home).path).rows(group, batches=True)
         return [(row.steps_completed, row.metrics, row.batch_metrics) for row in found]
 
@@ -127,7 +127,7 @@ class Restarted:
 
 
 def drawn() -> random.Random:
-    """One of a seed that is new, and printed: for the slow proofs."""
+    """Return a generator with a new seed, which is printed: for the slow proofs."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     return random.Random(seed)

@@ -40,7 +40,7 @@ class DyingStore:
         self.dead = asyncio.Event()
 
     async def write(self, work: Callable[[Connection], T]) -> T:
-        """As the store's, until death."""
+        """Write as the store does, until death."""
         await self._unless_dead()
         self.writes += 1
         if self.writes == self._at:
@@ -53,7 +53,7 @@ class DyingStore:
         return answer
 
     async def read(self, work: Callable[[Connection], T]) -> T:
-        """As the store's, until death."""
+        """Read as the store does, until death."""
         await self._unless_dead()
         answer = await self._store.read(work)
         await self._unless_dead()

@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
 
 
 def end_with_parent() -> None:
-    """In a new process: end with the one that runs the tests, also if that is killed."""
+    """Let a new process end with the one that runs the tests, also if that is killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -44,7 +44,7 @@ def nested() -> Iterator[None]:
 
 
 def running() -> set[int]:
-    """All that runs below this process and is not kept."""
+    """Return all that runs below this process and is not kept."""
     return _below(os.getpid(), set())
 
 

@@ -82,7 +82,7 @@ class Script:
         assert not wrong, wrong
 
     def clear(self, *storage_ids: str) -> None:
-        """All three are listed, with the bytes of all ranks, until they are deleted."""
+        """Check that all three are listed, with the bytes of all ranks, until they are deleted."""
         if self.distributed.rank == 0:
             registered = [record["storage_id"] for record in self.recorder.registered]
             assert sorted(registered) == sorted(storage_ids) == sorted(h.storage_id for h in self.store.list())

@@ -32,7 +32,7 @@ class PostgresFailed(Exception):
 
 
 def programs() -> Path | None:
-    """Where the server's programs are: of the newest version installed."""
+    """Return the directory of the server's programs, of the newest version installed."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
     if found:
         return found[-1]
@@ -41,7 +41,7 @@ def programs() -> Path | None:
 
 
 def missing() -> str | None:
-    """Why the server cannot run here; None if it can."""
+    """Return the reason why the server cannot run here; None if it can."""
     if programs() is None:
         return "PostgreSQL is not installed: apt-get install postgresql-15 (or `make ci`)"
     if os.geteuid() == 0 and not any(user.pw_name == USER for user in pwd.getpwall()):

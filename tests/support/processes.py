@@ -80,7 +80,7 @@ def threads_in(function: str) -> int:
 
 
 def seconds_in_the_queue(pid: int) -> float:
-    """For how long all threads of a process together were ready to run and had no processor (``/proc/PID/schedstat``).
+    """Return the time that all threads of a process were ready to run without a processor (``/proc/PID/schedstat``).
 
     What a promised bound on elapsed time is measured less, on a machine that has much else to do.
     """

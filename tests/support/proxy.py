@@ -110,7 +110,7 @@ class Proxy:
         from_server: asyncio.StreamReader,
         to_server: asyncio.StreamWriter,
     ) -> bool:
-        """One request; whether the connection may have another."""
+        """Pass one request on; return whether the connection may have another."""
         head = await reader.readuntil(b"\r\n\r\n")
         method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
         if b"\r\nexpect: 100-continue\r\n" in head.lower():

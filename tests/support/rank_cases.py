@@ -199,7 +199,7 @@ def case_53() -> Any:
 
 
 def a_stop_between_updates() -> Any:
-    """Gradients are each rank's own until an update."""
+    """Stop between two updates, where gradients are each rank's own."""
 
     class Telling(Tiny):
         def metrics(self, loss: Any, batch_idx: int) -> Any:
@@ -221,7 +221,7 @@ def a_frozen_model() -> Any:
 
 
 def ranks_that_are_given() -> Any:
-    """By a script that needs no launcher's variables, or has a context open; the process group is its own."""
+    """Take the ranks from a script without a launcher's variables, or from its open context."""
     distributed = core.DistributedContext.from_torch_distributed()
     launcher = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     given = fit(Tiny, 2, {"distributed": distributed})
@@ -289,7 +289,7 @@ def different_data() -> None:
 
 
 def different_options() -> None:
-    """One rank waited for the other's validation, for ever."""
+    """Let one rank validate where the other does not: it waited for the other, for ever."""
     with pytorch.init(hparams={}) as context:
         trial, rank = Tiny(context), context.distributed.rank
         pytorch.Trainer(trial, context).fit(max_length=Batch(4), validation_period=Batch(2 + rank))

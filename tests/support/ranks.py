@@ -112,7 +112,7 @@ class Job:
         self._failed = 0
 
     def poll(self) -> int | None:
-        """Once all have ended, the status of the first that failed, or 0."""
+        """Return the status of the first that failed, or 0, once all have ended; None before."""
         statuses = [rank.poll() for rank in self._ranks]
         self._failed = self._failed or next(filter(None, statuses), 0)
         if self._failed:

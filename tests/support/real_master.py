@@ -69,7 +69,7 @@ class RealMaster:
         self.token = (self.home / "master" / "token").read_text().strip()
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kill the master, as a crash does."""
         self.process.kill()
         self.process.wait()
 
@@ -150,7 +150,7 @@ class RealMaster:
         return until(look)
 
     def trials(self, experiment_id: int) -> list[dict[str, Any]]:
-        """Its trials."""
+        """Return the trials of an experiment."""
         found: list[dict[str, Any]] = self.get(f"experiments/{experiment_id}/trials")["trials"]
         return found
 
@@ -168,7 +168,7 @@ class RealMaster:
         return [json.loads(line)["result"] for line in answer.text.splitlines()]
 
     def logs_of(self, experiment_id: int) -> str:
-        """All logs of an experiment, to show where something went wrong."""
+        """Return all logs of an experiment, to show where something went wrong."""
         return "".join(line["log"] for trial in self.trials(experiment_id) for line in self.logs(trial["id"]))
 
     def running(self, experiment_id: int, count: int = 1) -> list[Allocation]:

@@ -36,7 +36,7 @@ def config(entrypoint: str, store: Path, searcher: dict[str, Any], **more: Any) 
 
 
 def no_namespaces() -> str | None:
-    """Why the files cannot appear at the fixed path here; None if they can."""
+    """Return the reason why the files cannot appear at the fixed path here; None if they can."""
     done = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, text=True)
     return None if done.returncode == 0 else f"no mount namespaces here: {done.stderr.strip()}"
 

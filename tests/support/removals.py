@@ -152,7 +152,7 @@ class Training:
     # What must hold.
 
     def _check_start(self, start: Saved | None, failure: Exception | None, began: float, resumed: float) -> None:
-        """No start fails, or is from an older checkpoint, while a whole one is there all the time."""
+        """Check that no start fails, or is from an older checkpoint, while an intact one exists all the time."""
         there = [
             s
             for s in self._saved.values()
@@ -182,7 +182,7 @@ class Training:
             assert gone.storage_id not in POLICY.keep(there, 0.0), (gone, there)
 
     def _finish(self) -> None:
-        """Undisturbed, what stays is what the policy keeps, and whole."""
+        """Check that undisturbed, the kept checkpoints are those of the policy, and intact."""
         with self._open() as ctx:
             self._save(ctx, 1)
         with client.checkpoints(storage=self._storage) as checkpoints:
@@ -194,7 +194,7 @@ class Training:
 
 
 class _Deleted(logging.Handler):
-    """Collects what retention says that it deleted."""
+    """Handler of retention's reports of deletions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ class GatewayFailed(Exception):
 
 
 def missing() -> str | None:
-    """Why the server cannot run here; None if it can."""
+    """Return the reason why the server cannot run here; None if it can."""
     if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
         return f"{', '.join(absent)} not installed: apt-get install ceph-mon ceph-osd radosgw (or `make ci`)"
     return None

@@ -11,7 +11,7 @@ from det_core.master.engines import Ended, ExitReport, LaunchSpec, Listener
 
 @dataclass
 class ScriptedEngine:
-    """Keeps what was launched; an allocation ends when it is killed, or when the test says so by :meth:`end`.
+    """Engine that keeps its launches; an allocation ends when it is killed, or when the test says so by :meth:`end`.
 
     Attributes:
         slots: the ids of its slots.
@@ -29,7 +29,7 @@ class ScriptedEngine:
     _events: asyncio.Queue[Ended] = field(default_factory=asyncio.Queue)
 
     async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
-        """Begin; what the master knows, and this engine does not run, was lost."""
+        """Begin; allocations of the master that this engine does not run are lost."""
         self.listener = listener
         for allocation_id in known:
             if allocation_id not in self.running:
@@ -55,10 +55,10 @@ class ScriptedEngine:
             yield await self._events.get()
 
     async def forget(self, allocation_id: str) -> None:
-        """There is nothing to forget."""
+        """Do nothing: the engine keeps nothing of an ended allocation."""
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the engine holds no resources."""
 
     def end(
         self, allocation_id: str, status: int | None = 0, *, signal: int | None = None, killed: bool = False

@@ -102,7 +102,7 @@ class Trial:
 
 @dataclass
 class ScriptedTrials:
-    """Runs a script for every allocation.
+    """Engine that runs a script for every allocation.
 
     Attributes:
         script: what every allocation runs.
@@ -157,7 +157,7 @@ class ScriptedTrials:
         return list(self._running)
 
     def kill_process(self, allocation_id: str, *, signal: int = 9) -> None:
-        """Somebody kills the process of an allocation, as ``kill -9`` does."""
+        """Kill the process of an allocation, as ``kill -9`` does."""
         self._end(allocation_id, ExitReport(None, signal, False, True, False, f"killed by signal {signal}"))
 
     def lose(self, allocation_id: str) -> None:
@@ -216,12 +216,12 @@ class ScriptedTrials:
             yield await queue.get()
 
     async def forget(self, allocation_id: str) -> None:
-        """Nothing is kept of it."""
+        """Keep nothing of the allocation."""
         self._ended.pop(allocation_id, None)
         self._trials.pop(allocation_id, None)
 
     async def close(self) -> None:
-        """Allocations go on."""
+        """Leave the allocations running."""
 
     async def _run(self, trial: Trial) -> None:
         try:

@@ -61,7 +61,7 @@ class S3Server:
         return name
 
     def storage(self, bucket: str, prefix: str = "", **changes: Any) -> dict[str, Any]:
-        """``checkpoint_storage`` for a folder of a bucket."""
+        """Return the ``checkpoint_storage`` for a directory of a bucket."""
         keys = {"endpoint_url": self.url, "access_key": self.access_key, "secret_key": self.secret_key}
         return {"type": "s3", "bucket": bucket, "prefix": prefix, **keys, **changes}
 
@@ -84,14 +84,14 @@ class GcsServer:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
-    """moto: in memory, quick, and content with any key."""
+    """Yield moto: in memory, quick, and content with any key."""
     with serving_moto() as url:
         yield S3Server(url)
 
 
 @contextlib.contextmanager
 def serving_moto() -> Iterator[str]:
-    """moto while the block runs; gives its URL."""
+    """Run moto while the block runs; yield its URL."""
     port = free_port()
     # At every request it looks which of its 200 folders are there, and writes a line.
     code = "from moto import backends, server; folders = tuple(backends.list_of_moto_modules())\n"
@@ -103,7 +103,7 @@ def serving_moto() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def rgw_server() -> Iterator[S3Server]:
-    """Ceph's gateway, which checks keys, signatures and clocks. Its tests lie in ``tests/stores``."""
+    """Yield Ceph's gateway, which checks keys, signatures and clocks; its tests lie in ``tests/stores``."""
     if reason := rgw.missing():
         if os.environ.get("CI"):
             pytest.fail(f"this is CI, and {reason}")

@@ -54,7 +54,7 @@ class Training:
 
 
 def digest(state: Any) -> str:
-    """One digest for the whole of the state, which is the same however it is sharded."""
+    """Return one digest for the whole of the state, which is the same however it is sharded."""
     found = hashlib.sha256()
 
     def walk(value: Any, path: str) -> None:
@@ -97,7 +97,7 @@ def ending(handle: core.CheckpointHandle) -> Callable[[Any], None]:
 
 
 def save_while_training(context: CheckpointContext, training: Training) -> None:
-    """Two checkpoints; each is what there was when it was begun, as the training goes on meanwhile."""
+    """Save two checkpoints; each holds the state at its begin, as the training continues meanwhile."""
     writers = dist.new_group(backend="gloo")
     handles = []
     for _ in range(2):

@@ -46,7 +46,7 @@ PartitionName=debug Nodes={nodes} Default=YES MaxTime=INFINITE State=UP
 
 
 def missing() -> str | None:
-    """Why Slurm cannot run here; None if it can."""
+    """Return the reason why Slurm cannot run here; None if it can."""
     if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
         return f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge (or `make ci`)"
     return None

@@ -36,7 +36,10 @@ class Module:
 
 
 def read(folder: Path, names_from: Path, depth: int) -> dict[str, Module]:
-    """All modules below a folder by dotted name, in rooms ``depth`` folders deep; the launchers by way of a symlink."""
+    """Return all modules below a directory by dotted name, in rooms ``depth`` directories deep.
+
+    The launchers are reached by a symlink.
+    """
     found = {}
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(set(folders) - {"home"})  # tests/golden/home: checkpoints hold scripts, not modules
@@ -70,7 +73,7 @@ def rooms(modules: dict[str, Module], used: Counter[Path] | None = None) -> Tabl
 
 
 def imports(module: Module, modules: dict[str, Module]) -> dict[str, int]:
-    """Which of the modules one imports, and when at the earliest.
+    """Return the modules that one imports, and when at the earliest.
 
     To import ``a.b.c`` runs ``a/__init__.py`` and ``a/b/__init__.py`` too, but for those that run already: its own.
     """
@@ -143,7 +146,7 @@ def _ways(graph: dict[str, list[str]], start: str) -> dict[str, list[str]]:
 
 
 def collect(root: Path, depth: int, costliest: int) -> dict[str, Any]:
-    """All figures of a repository, by the title of their table."""
+    """Return all figures of a repository, by the title of their table."""
     source, tests = read(root / "det_core", root, depth), read(root / "tests", root / "tests", depth + 1)
     runs = {path.stem: json.loads(path.read_text()) for path in sorted((root / ".stats").glob("*.json"))}
     cost, used = {}, Counter[Path]()

@@ -26,7 +26,7 @@ def put(
     files: Mapping[str, bytes] = FILES,
     age: float = 0.0,
 ) -> None:
-    """One checkpoint, committed ``age`` seconds ago."""
+    """Write one checkpoint, committed ``age`` seconds ago."""
     source = scratch / f"source-of-{storage_id}"
     for path, data in files.items():
         (source / path).parent.mkdir(parents=True, exist_ok=True)

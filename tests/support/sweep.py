@@ -31,7 +31,7 @@ LIMITED = {"timeout_seconds": 0, "follow": False}
 
 
 class Sweep:
-    """Makes requests of every operation, right ones and wrong ones.
+    """Sweep of all operations with requests, valid ones and invalid ones.
 
     Args:
         master: whom to ask.
@@ -84,7 +84,7 @@ class Sweep:
             ask()
 
     def _prepare(self, case: Any) -> None:
-        """Nothing that waits; every other request is about something that there is."""
+        """Prepare a request that does not wait; every second one is about an existing object."""
         if case.query:
             case.query.update({k: v for k, v in LIMITED.items() if k in case.query})
         if case.path.endswith(("/signals/preemption", "/wait", "/searcher_events")):
@@ -97,5 +97,5 @@ class Sweep:
 
 
 def as_described(case: Any, response: Any) -> None:
-    """No failure of the master's, and an answer as the description says."""
+    """Check that the master did not fail, and that the answer matches the description."""
     case.validate_response(response, checks=CHECKS)

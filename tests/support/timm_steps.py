@@ -117,7 +117,7 @@ class Reader(Person):
         return job.returncode, "".join(said)
 
     def trains(self, *words: str, **variables: str) -> list[dict[str, float]]:
-        """Run a script to its end; what its log says of each epoch."""
+        """Run a script to its end, and return the metrics of each epoch in its log."""
         return epochs_of(self.types(*words, **variables).stderr)
 
     def experiment(self, name: str) -> Any:
@@ -128,7 +128,7 @@ class Reader(Person):
         return told
 
     def creates(self, config: str, *words: str) -> int:
-        """Create an experiment on this folder; its id."""
+        """Create an experiment on this directory, and return its ID."""
         return int(self.reads("experiment", "create", config, ".", *words)["id"])
 
     def sees_completed(self, experiment_id: int) -> Any:
@@ -152,7 +152,7 @@ class Reader(Person):
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """Somebody with a machine of two slots."""
+    """Yield a user with a machine of two slots."""
     timm_or_skip()
     found = Reader(tmp_path_factory.mktemp("reader"))
     try:
@@ -194,7 +194,7 @@ def assert_equal_bit_by_bit(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def assert_same(one: Any, other: Any, where: str) -> None:
-    """Two values are of one kind, and equal to the last bit."""
+    """Assert that two values are of one kind, and equal to the last bit."""
     import torch
 
     assert type(one) is type(other), where

@@ -25,7 +25,7 @@ def an_optimizer() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def a_small_heap(an_optimizer: None) -> Iterator[None]:
-    """accelerate collects garbage at the start of each run: 0.1 s with all that torch and it have loaded."""
+    """Keep the heap small: accelerate collects garbage at the start of each run, 0.1 s with torch and itself loaded."""
     with contextlib.suppress(ImportError):
         import accelerate  # noqa: F401
     gc.collect()

@@ -23,7 +23,7 @@ EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_") 
 
 
 def rows(number: int = 40, scale: float = 1.0) -> TensorDataset:
-    """Two numbers in, one out, the same at each call."""
+    """Return rows of two numbers in and one out, the same at each call."""
     generator = torch.Generator().manual_seed(7)
     inputs = torch.randn(number, 2, generator=generator)
     return TensorDataset(
@@ -93,7 +93,7 @@ def _written(name: str) -> Callable[..., Any]:
 
 
 class Recording(Trainer):
-    """Writes down the methods of :data:`METHODS` as they are called.
+    """Recorder of calls to the methods of :data:`METHODS`.
 
     Attributes:
         log: their names, in order; :class:`Events` adds its own.
@@ -109,7 +109,7 @@ for _name in METHODS:
 
 
 class Events(TrainerCallback):
-    """Writes down every event, into its trainer's ``log`` where there is one.
+    """Recorder of every event, in its trainer's ``log`` where there is one.
 
     Attributes:
         log: the events' names.

@@ -30,7 +30,7 @@ class Numbers(torch.utils.data.Dataset):  # type: ignore[misc]
 
 
 class Recording(pytorch.PyTorchCallback):
-    """Writes down every hook, with what tells it from others."""
+    """Recorder of every hook, with the facts that tell it from others."""
 
     def __init__(self, events: list[Any]) -> None:
         self.events = events

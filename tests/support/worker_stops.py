@@ -216,7 +216,7 @@ class Training:
         until(lambda: self.output().count("READY") > earlier or self.process.poll() is not None, self.output)
 
     def processes(self) -> list[int]:
-        """All processes of it that have not ended."""
+        """Return all of its processes that have not ended."""
         found = []
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
@@ -265,7 +265,7 @@ class Training:
 
 @contextlib.contextmanager
 def training(kind: str, method: str, **variables: str) -> Iterator[Training]:
-    """One in a folder of its own; all of it is gone afterwards."""
+    """Yield a training in a directory of its own, which is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="workers-"))
     started = Training(kind, method, folder, **variables)
     try:

@@ -87,7 +87,7 @@ def train(kind: str, opt: str, *callbacks: Any, eval_rows: Any = ROWS, epochs: i
 
 
 def by_hand(kind: str, opt: str) -> tuple[Any, list[float]]:
-    """timm's own loop."""
+    """Train by timm's own loop."""
     model, optimizer, make = parts(kind, opt)
     scheduler, updates, rates = make(optimizer), 0, []
     batches = [

@@ -20,8 +20,10 @@ UPDATES = {1: 25, 2: 15}
 
 
 def assert_as_straight(other: Training, straight: Training) -> None:
-    """Weights, optimizer, averages, schedule, history, callbacks, random states; the data, batch by batch; what was
-    reported."""
+    """Assert that the training equals the straight one in all its state.
+
+    Weights, optimizer, averages, schedule, history, callbacks, random states; the data, batch by batch; the reports.
+    """
     whole, mine = straight.batches(), other.batches()
     assert len(whole) == EPOCHS * BATCHES[straight.ranks] * straight.ranks
     assert mine.keys() == whole.keys()

@@ -21,7 +21,7 @@ OPTIONS = ["--steps", "12", "--save-every", "4", "--batch-size", "16"]
 
 
 def train(home: Path, ranks: int = 2, *, stop_at: int | None = None) -> str:
-    """Train, or go on; with ``stop_at``, a SIGTERM after that step. Returns what was printed."""
+    """Train, or resume, with a SIGTERM after step ``stop_at``; return the output."""
     environment = {**os.environ, "DET_CORE_HOME": str(home), "DET_CORE_RESUME": "latest"}
     at = None if stop_at is None else f"step {stop_at}/"
     return watched([EXAMPLE / "train.py", *OPTIONS], ranks, env=environment, at=at)

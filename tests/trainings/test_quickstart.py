@@ -162,7 +162,7 @@ class Witnessed:
         return [(row["group"], row["steps_completed"], row["metrics"]) for row in rows]
 
     def check(self) -> None:
-        """Every report that had returned is there; every checkpoint that had, or that is listed, is whole."""
+        """Check that every report that had returned is there, and that every checkpoint that is listed is intact."""
         exported = self.exported()
         noted = self.noted()
         for group, steps, metrics in (n for n in noted if n[0] in ("training", "validation")):

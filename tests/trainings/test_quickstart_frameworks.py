@@ -92,7 +92,7 @@ HERE = pytest.mark.parametrize("framework", [FSDP2], ids=lambda f: f.name)
 
 
 def train(framework: Framework, home: Path, ranks: int = 2, *more: str, stop_after: int | None = None) -> str:
-    """Train, or go on; with ``stop_after``, a SIGTERM after that epoch. Returns what was printed."""
+    """Train, or resume, with a SIGTERM after epoch ``stop_after``; return the output."""
     environment = {**os.environ, **framework.variables, "DET_CORE_HOME": str(home), "DET_CORE_RESUME": "latest"}
     if framework is FSDP2:  # warm; its launcher is that of the trial below
         at = None if stop_after is None else f"epoch {stop_after}/"
@@ -113,12 +113,12 @@ def train(framework: Framework, home: Path, ranks: int = 2, *more: str, stop_aft
 
 
 def rows(home: Path) -> list[Any]:
-    """All that was reported."""
+    """Return all reported rows."""
     return [(row.group, row.steps_completed, row.metrics) for row in client.run("latest", home).rows()]
 
 
 def check_rows(found: list[Any], epochs: int = EPOCHS, steps: int = STEPS) -> None:
-    """Every step once, and every validation."""
+    """Check that every step is there once, and every validation."""
     reported = {group: [step for g, step, _ in found if g == group] for group in ("training", "validation")}
     assert reported["training"] == list(range(1, epochs * steps + 1))
     assert reported["validation"] == [steps * epoch for epoch in range(1, epochs + 1)]
@@ -183,7 +183,7 @@ def test_a_model_that_was_kept_is_trained_on(framework: Framework, tmp_path: Pat
 
 @pytest.fixture
 def person(home: Path, tmp_path: Path) -> Iterator[Person]:
-    """Somebody with a machine of two slots."""
+    """Yield a user with a machine of two slots."""
     found = Person(tmp_path)
     try:
         found.types("det-core", "master", "up", "--slots", "2")

@@ -21,7 +21,7 @@ README = pages.page("README.md")
 
 @pytest.fixture(autouse=True)
 def no_python_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of this process's Python reaches that of the wheel."""
+    """Remove the variables of this process's Python, which must not reach that of the wheel."""
     for name in [name for name in os.environ if name.startswith("PYTHON")]:
         monkeypatch.delenv(name)
 

@@ -53,7 +53,7 @@ class Experiments:
         shutil.copy(TESTS / "support" / "noisy_trial.py", person.folder / "code" / "model_def.py")
 
     def create(self, pace: float = 0.0) -> int:
-        """One more, which waits ``pace`` seconds before each batch."""
+        """Create another experiment, which waits ``pace`` seconds before each batch."""
         folder = self.person.folder / f"experiment-{len(list(self.person.folder.glob('experiment-*'))) + 1}"
         (folder / "store").mkdir(parents=True)
         (folder / "progress").touch()
@@ -76,7 +76,7 @@ class Experiments:
         return sorted(found.keys() - known)
 
     def end_of(self, number: int) -> tuple[list[Any], list[Any], str]:
-        """Rows of training and of validation, and a digest of the last checkpoint."""
+        """Return rows of training and of validation, and a digest of the last checkpoint."""
         self.person.types("det-core", "experiment", "wait", str(number))
         (trial,) = self.person.reads("trial", "list", str(number))
         training, validation = (

@@ -127,7 +127,7 @@ class TestScripted(BackendSuite):
 
 
 class Broken(ScriptedBackend):
-    """Gives the same operation for ever, merges metadata, and keeps whoever waits waiting."""
+    """Backend of the same operation for ever, which merges metadata and lets whoever waits wait."""
 
     def complete_operation(self, length: int, searcher_metric: Any) -> None:
         pass

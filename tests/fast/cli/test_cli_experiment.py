@@ -46,7 +46,7 @@ def master(running: Running, home: Path, monkeypatch: pytest.MonkeyPatch) -> Run
 
 
 class Command:
-    """Runs commands in this process."""
+    """Command line in this process."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -16,7 +16,7 @@ from support.journals import one_run
 
 
 def rich_run(home: Path) -> client.Run:
-    """Two restarts; nested metrics, one called like a column, batch metrics, checkpoints."""
+    """Write a run of two restarts with nested metrics, one called like a column, batch metrics, and checkpoints."""
     folder = RunFolder.create(home, name="rich")
     for restart in range(2):
         folder.begin_restart({"argv": ["python", "train.py", "--lr", "0.1 0.2"]})

@@ -52,7 +52,7 @@ def checkpoint(store: DirectoryStore, scratch: Path, running: Running, spec: Any
 
 
 def report(running: Running, spec: Any, group: str, step: int, metrics: dict[str, Any]) -> None:
-    """One report of a trial."""
+    """Send one report of a trial."""
     body = {"trialRunId": spec.trial_run_id, "stepsCompleted": step, "metrics": {"avgMetrics": metrics}}
     answer = running.ask("POST", f"trials/{spec.trial_id}/metrics", {"group": group, "metrics": body})
     assert answer.status == 200, answer.text

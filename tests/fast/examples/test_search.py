@@ -47,7 +47,7 @@ max_restarts: 0
 
 @pytest.fixture
 def person(home: Path, tmp_path: Path) -> Iterator[Person]:
-    """Somebody with a machine of two slots."""
+    """Yield a user with a machine of two slots."""
     found = Person(tmp_path)
     schema.place(home / "master" / "master.db")
     try:
@@ -124,7 +124,7 @@ def check_decisions(home: Path, told: Any, *, divisor: float, concurrent: list[i
 
 
 def told_shortly(actions: list[Any], of_bracket: dict[str, int], names: list[list[str]]) -> list[tuple[Any, ...]]:
-    """Actions with the numbers that their trials have in their brackets; new ones get the next."""
+    """Return the actions with their trials' numbers in the brackets; new ones get the next."""
     steps: list[tuple[Any, ...]] = []
     for action in actions:
         kind, name = action["kind"], action.get("request_id")

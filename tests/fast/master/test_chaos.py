@@ -73,7 +73,10 @@ def disturbed(
 
 
 def check(m: Machine, calm: dict[str, Any] | None) -> dict[str, list[int]]:
-    """Nothing is lost, doubled or damaged; the course is the calm one. Returns the steps of the checkpoints kept."""
+    """Check that nothing is lost, doubled or damaged, and that the course is the calm one.
+
+    Return the steps of the checkpoints kept.
+    """
 
     def look(conn: Connection) -> dict[str, list[int]]:
         chaos_checks.nothing_lost_or_doubled(conn, 1, m.moments["trial"])

@@ -19,13 +19,13 @@ SINGLE = {"name": "single", "max_length": 8}
 
 
 class Speaker:
-    """Says each thing several times: one after the other, and all at a time."""
+    """Client that sends each request several times: one after the other, and all at a time."""
 
     def __init__(self, real: RealMaster, me: Allocation) -> None:
         self._real, self._me = real, me
 
     def say(self, method: str, path: str, body: Any = None) -> None:
-        """Each must be answered in the same way, with 200."""
+        """Send each request several times; each must be answered in the same way, with 200."""
 
         def once(_: int) -> tuple[int, str]:
             answer = self._real.ask(method, path, body, token=self._me.token)

@@ -17,7 +17,7 @@ SINGLE = {"name": "single", "max_length": 8}
 
 @pytest.fixture(params=[FIXED, OURS], ids=["fixed-path", "by-variable"])
 def where(request: pytest.FixtureRequest) -> str:
-    """Where scripts look for their files."""
+    """Return the place where scripts look for their files."""
     if request.param == FIXED and (reason := no_namespaces()):
         pytest.skip(reason)
     return str(request.param)

@@ -164,7 +164,7 @@ class Two:
 
 @pytest.fixture
 def two(real: RealMaster, tmp_path: Path) -> Iterator[Two]:
-    """Two trials that run."""
+    """Yield two trials that run."""
     found = Two(real, tmp_path)
     yield found
     for held in found.held:
@@ -173,7 +173,7 @@ def two(real: RealMaster, tmp_path: Path) -> Iterator[Two]:
 
 
 def known(real: RealMaster) -> list[tuple[str, str]]:
-    """All routes that the API describes."""
+    """Return all routes that the API describes."""
     paths = real.get("/openapi.json", token=None)["paths"]
     return [(method.upper(), path) for path, operations in paths.items() for method in operations]
 

@@ -55,7 +55,7 @@ def test_every_file_on_a_page_is_used_by_its_commands() -> None:
 
 
 def _links() -> Iterator[tuple[str, str, str]]:
-    """Page, path and anchor of each link to a file of this repository."""
+    """Return page, path and anchor of each link to a file of this repository."""
     texts = ("*.md", "docs/*.md", "examples/*/README.md", "llms.txt", "skills/*/SKILL.md")
     for path in [path for pattern in texts for path in ROOT.glob(pattern)]:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", path.read_text()):

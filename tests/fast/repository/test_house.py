@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
 
 
 def _sources() -> list[tuple[str, Path]]:
-    """Every module with its room; the launchers by way of the symlink."""
+    """Return every module with its room; the launchers are reached by the symlink."""
     return [
         (path.relative_to(PACKAGE).parts[0], path)
         for room in ALLOWED
@@ -65,7 +65,7 @@ def _sources() -> list[tuple[str, Path]]:
 
 @cache
 def _nodes(path: Path) -> list[ast.AST]:
-    """All of a file's syntax tree."""
+    """Return all nodes of a file's syntax tree."""
     return list(ast.walk(ast.parse(path.read_text())))
 
 

@@ -129,7 +129,7 @@ def test_the_errors_are_those_pinned_here_and_each_is_documented() -> None:
 
 
 def order(name: str) -> tuple[int, str]:
-    """As ruff sorts ``__all__``: constants, classes, then the rest."""
+    """Sort as ruff sorts ``__all__``: constants, classes, then the rest."""
     kind = 0 if name.isupper() else 1 if name[:1].isupper() else 2
     return kind, name
 

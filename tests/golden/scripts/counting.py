@@ -1,4 +1,4 @@
-"""Counts to 16 and saves every fourth step: whole checkpoints on one rank, sharded ones on several.
+"""Count to 16 and save every fourth step: complete checkpoints on one rank, sharded ones on several.
 
 Its variables: NAME, the run's; STORAGE, a ``checkpoint_storage`` as JSON; END, such as ``KILL 6``: the signal that its
 last rank sends itself, and at which step.

@@ -47,7 +47,7 @@ def main(trial: Trial) -> None:
 
 
 def gather(trial: Trial, path: str) -> None:
-    """Two peers, one of which asks once more on a new connection: both get what both have, in one order."""
+    """Gather from two peers, one of which asks once more on a new connection: both get what both have, in one order."""
     answers: dict[str, Any] = {}
 
     def peer(name: str, rank: int) -> None:
@@ -64,7 +64,7 @@ def gather(trial: Trial, path: str) -> None:
 
 
 def ship(trial: Trial) -> None:
-    """Lines of a log, in the names of the log shipper."""
+    """Ship lines of a log, in the names of the log shipper."""
     line = {
         "task_id": trial.cluster["task_id"],
         "allocation_id": trial.allocation,

@@ -45,7 +45,7 @@ def main(trial: Trial, *, old: bool) -> None:
 
 
 def tell(trial: Trial) -> None:
-    """All else that such a client says and asks (§5.3, §5.4, §5.8)."""
+    """Make all other calls of such a client (§5.3, §5.4, §5.8)."""
     path = f"api/v1/trials/{trial.id}"
     best = f"api/v1/experiments/{trial.experiment_id}/searcher/best_searcher_validation_metric"
     if trial.run_id == 1 and trial.config["searcher"]["name"] == "single":

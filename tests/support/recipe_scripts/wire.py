@@ -36,7 +36,7 @@ def _cluster(
     master_cert_file: str | None = None,
     latest_checkpoint: str | None = None,
 ) -> dict[str, Any]:
-    """cluster.json: a key too many or too few is a TypeError (§3.1)."""
+    """Read cluster.json: a key too many or too few is a TypeError (§3.1)."""
     return dict(locals())
 
 
@@ -60,7 +60,7 @@ def _rendezvous(*, container_addrs: list[str], container_rank: int, container_sl
 
 
 def plain(value: Any) -> Any:
-    """Numbers that are not finite as the strings of §2.1."""
+    """Convert numbers that are not finite to the strings of §2.1."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -122,7 +122,7 @@ class Trial:
     # the life of a context (§5.9)
 
     def start(self) -> None:
-        """As ``core.init()``: the run's start, then preemption and metrics have threads of their own."""
+        """Start as ``core.init()`` does: the run's start, then preemption and metrics have threads of their own."""
         body = {"runId": self.id, "checkpointStorage": self.config["checkpoint_storage"]}
         self.storage_id = self.ask("POST", "api/v1/runs/start", body)["storageId"]
         assert type(self.storage_id) is int
@@ -177,7 +177,7 @@ class Trial:
         return self._preempt.is_set()
 
     def wait_for_preemption(self) -> None:
-        """Until it is to stop."""
+        """Wait until it is to stop."""
         assert self._preempt.wait()
 
     def acknowledge(self) -> None:

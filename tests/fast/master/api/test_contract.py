@@ -21,7 +21,7 @@ MASTER_KEYS = {"clusterId", "clusterName", "hasCustomLogo", "masterId", "strictJ
 
 
 def report(master: Running, spec: Any, group: str, step: int | None, metrics: dict[str, Any], **more: Any) -> Any:
-    """One report, as a client of either generation posts it."""
+    """Send one report, as a client of either generation does."""
     body = {
         "group": group,
         "metrics": {

@@ -17,7 +17,7 @@ GUARDS = {getattr(_auth, name) for name in vars(_auth) if name.startswith("for_"
 
 
 def routes() -> list[APIRoute]:
-    """All routes of the API."""
+    """Return all routes of the API."""
     return [route for part in _PARTS for route in part.router.routes if isinstance(route, APIRoute)]
 
 

@@ -33,7 +33,7 @@ def test_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
 
 
 def kill_at_random(folder: Path, seed: int) -> None:
-    """Five allocations, and a death for each."""
+    """Run five allocations, and kill each once."""
     dice = random.Random(seed)
     names = [f"1.a{i}.1" for i in range(ALLOCATIONS)]
     (folder / "plan").write_text(json.dumps({name: SCRIPT.format(pids=folder / "pids") for name in names}))

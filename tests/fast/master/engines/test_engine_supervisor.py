@@ -30,7 +30,7 @@ def may_unshare() -> bool:
 
 
 async def running(bench: Bench, tmp_path: Path, script: str = f"echo ready; {FOREVER}") -> dict[str, int]:
-    """Launch; the processes that stand around the script."""
+    """Launch an allocation, and return the processes around its script."""
     await bench.engine.launch(spec("a", script))
     await bench.line_of("a", "ready")
     return {name: found[0] for name, found in folder_of(tmp_path, "a").processes().items() if name != "boot"}

@@ -212,7 +212,7 @@ def test_in_the_end_everybody_has_run_and_equals_in_their_order(
 
 
 def _turns(begun: Sequence[Wanting]) -> list[tuple[int, int, int]]:
-    """Of those of the default priority that nothing but their turn holds back."""
+    """Return the turns of those of the default priority that only their turn holds back."""
     return [w.turn for w in begun if w.priority == 42 and w.slots and w.max_slots is None]
 
 

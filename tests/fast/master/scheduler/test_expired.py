@@ -14,7 +14,7 @@ LOSSES = {1: [0.9, 0.2, 0.5], 2: [0.8, 0.1, None], 3: [None, 0.3, 0.4]}
 
 
 def checkpoints() -> list[Kept]:
-    """Three trials with three checkpoints each, named ``t<trial>s<step>``, reported in turn."""
+    """Return three trials with three checkpoints each, named ``t<trial>s<step>``, reported in turn."""
     return [
         Kept(f"t{trial}s{step}", trial, step, 10 * step + trial, losses[step])
         for step in range(3)

@@ -168,7 +168,7 @@ RUNS = st.lists(st.tuples(st.none() | st.integers(0, 6), LINES, LINES), max_size
 
 
 def as_records(lines: Sequence[Line], restored: int | None) -> list[dict[str, Any]]:
-    """As a journal writes them: a process gives a key of a step one value, and batch metrics once."""
+    """Return the rows as a journal writes them: one value for a key of a step, and batch metrics once."""
     records = [] if restored is None else [other(0, "restore", storage_id="c", steps_completed=restored)]
     known: set[Any] = set()
     for seq, (group, step, reported, batches) in enumerate(lines, start=1):
@@ -199,7 +199,7 @@ def test_the_series_are_those_of_the_journals_own_reader(
 
 
 def check(scratch: Engine, runs: Any, by_restart: bool, seed: int) -> None:
-    """Whatever the records are, and in whatever order, cut and number they come."""
+    """Check records of any content, order, cut and number."""
     batches = []
     with tempfile.TemporaryDirectory() as folder, scratch.connect() as conn:
         for run, (restored, *ranks) in enumerate(runs):
