@@ -66,7 +66,7 @@ from fast.master.store.test_subjects import (
 from support.postgres import Postgres
 
 
-def test_a_lost_connection_is_an_error_and_the_next_work_gets_a_new_one(postgres_server: Postgres) -> None:
+def test_write_lost_connection_raises_and_next_reconnects(postgres_server: Postgres) -> None:
     store = Store.open(postgres_server.new_schema())
 
     async def go() -> None:

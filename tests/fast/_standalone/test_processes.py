@@ -33,7 +33,7 @@ time.sleep(600)
 
 
 def program(code: str, *words: str) -> subprocess.Popen[str]:
-    """A program that has nothing but the standard library, and ours."""
+    """Start a program that has nothing but the standard library, and ours."""
     command = [sys.executable, "-I", "-S", "-c", PROGRAM + code, FOLDER, *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 

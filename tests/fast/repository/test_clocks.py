@@ -40,7 +40,7 @@ def _number(node: ast.AST) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def test_the_list_of_clocks_only_shrinks() -> None:
+def test_clocks_of_tests_only_shrink() -> None:
     found = {
         str(path.relative_to(TESTS)): count
         for path in sorted(TESTS.rglob("*.py"))
@@ -52,6 +52,6 @@ def test_the_list_of_clocks_only_shrinks() -> None:
     assert found == listed, f"there are fewer; the list is now {json.dumps(found, indent=1)}"
 
 
-def test_a_clock_is_seen() -> None:
+def test_clocks_sleep_limit_or_deadline_is_counted() -> None:
     assert clocks("time.sleep(0.5); p.wait(60); run(x, timeout=3); t = time.monotonic() + LIMIT") == 4
     assert clocks("time.sleep(0.1); p.wait(); wait(60, 70); run(x); t = time.monotonic()") == 0

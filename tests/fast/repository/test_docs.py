@@ -33,14 +33,14 @@ NOT_RUN = {
 """Blocks of the pages that no test runs, in order."""
 
 
-def test_the_reference_is_up_to_date() -> None:
+def test_reference_page_is_up_to_date() -> None:
     """In a process of its own: reading all docstrings leaves a large heap behind."""
     written = subprocess.run([sys.executable, ROOT / "docs" / "reference.py"], capture_output=True, text=True)
     assert written.returncode == 0, written.stderr
     assert pages.page("docs/reference.md") == written.stdout, "run `make docs`"
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_blocks_without_run_give_reason() -> None:
     for name in (*PAGES, "README.md", "CONTRIBUTING.md", "SECURITY.md"):
         found = pages.blocks(name)
         assert [each.why_not_run for each in found if each.why_not_run] == NOT_RUN.get(name, [])
@@ -96,7 +96,7 @@ def test_every_variable_is_read_somewhere(variable: str) -> None:
     assert any(f'"{variable}"' in path.read_text() for path in sources)
 
 
-def test_every_room_of_the_map_is_there() -> None:
+def test_map_rooms_exist() -> None:
     text = pages.page("CONTRIBUTING.md")
     rooms = re.findall(r"`((?:det_core|examples|benchmarks|launchers|tests)/[\w/]*(?:\.py)?)`", text)
     assert len(rooms) >= 30

@@ -100,13 +100,13 @@ def assert_whole(run_id: str, before: dict[str, Any], folder: Path) -> None:
                 assert json.loads(path.read_text()) == list(range(1, known["steps_completed"] + 1))
 
 
-def test_the_files_are_small_and_hold_no_token() -> None:
+def test_golden_files_are_small_and_hold_no_token() -> None:
     assert sum(path.stat().st_size for path in files()) < 1_000_000
     assert not [path for path in files() if "token" in path.name]
     assert any(path.match("home/runs/*/journal-*.1.jsonl") for path in files())
 
 
-def test_runs_and_their_rows_are_those_they_were(golden: dict[str, Any]) -> None:
+def test_golden_runs_and_rows_are_unchanged(golden: dict[str, Any]) -> None:
     commands = [command for command in golden if command.startswith("runs")]
     assert len(commands) == 1 + 8 + 4
     for command in commands:
@@ -114,7 +114,7 @@ def test_runs_and_their_rows_are_those_they_were(golden: dict[str, Any]) -> None
     assert told(f"runs show {id_of('counted-by-1')}")["torn_lines"] == 1
 
 
-def test_checkpoints_in_folders_are_whole(golden: dict[str, Any], tmp_path: Path) -> None:
+def test_golden_checkpoints_in_directories_are_intact(golden: dict[str, Any], tmp_path: Path) -> None:
     for shown in [golden[command] for command in golden if command.startswith("runs show")]:
         if shown["storage"] is None:
             assert shown["checkpoints"]
@@ -123,7 +123,7 @@ def test_checkpoints_in_folders_are_whole(golden: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_goes_on(golden: dict[str, Any], tmp_path: Path, ranks: int) -> None:
+def test_golden_run_resumes(golden: dict[str, Any], tmp_path: Path, ranks: int) -> None:
     run_id = id_of(f"counted-by-{ranks}")
     for output in run(tmp_path, "counting.py", ranks=ranks, NAME=f"counted-by-{ranks}"):
         assert output.endswith("\n0"), output
@@ -131,7 +131,7 @@ def test_a_run_goes_on(golden: dict[str, Any], tmp_path: Path, ranks: int) -> No
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_in_an_object_store_is_read_and_goes_on(in_s3: dict[str, Any], tmp_path: Path, ranks: int) -> None:
+def test_golden_run_in_object_store_is_read_and_resumes(in_s3: dict[str, Any], tmp_path: Path, ranks: int) -> None:
     name = f"counted-in-s3-by-{ranks}"
     run_id = id_of(name)
     before = json.loads((tmp_path / "told.json").read_text())[f"runs show {run_id}"]
@@ -142,9 +142,7 @@ def test_a_run_in_an_object_store_is_read_and_goes_on(in_s3: dict[str, Any], tmp
     assert_counted(run_id, ranks, before, tmp_path / "last")
 
 
-def test_a_master_knows_its_searches_and_goes_on_with_them(
-    master: client.Master, golden: dict[str, Any], tmp_path: Path
-) -> None:
+def test_golden_searches_are_known_and_continued(master: client.Master, golden: dict[str, Any], tmp_path: Path) -> None:
     for command in golden:
         if not command.startswith("runs"):
             assert_holds(told(command), golden[command], command)

@@ -81,7 +81,7 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-def test_arrows_only_point_down() -> None:
+def test_rooms_import_lower_rooms_only() -> None:
     sources = _sources()
     assert len(sources) > 60, "the sources were not found"
     wrong = [
@@ -92,7 +92,7 @@ def test_arrows_only_point_down() -> None:
     assert not wrong
 
 
-def test_deepspeed_stands_on_trials_and_is_loaded_when_asked_for() -> None:
+def test_import_of_deepspeed_is_deferred_to_first_use() -> None:
     """Its room lies in theirs: nothing of theirs imports it, and it imports the framework inside functions alone."""
     room = PACKAGE / "pytorch" / "deepspeed"
     below = [path for path in (PACKAGE / "pytorch").glob("*.py") if "pytorch.deepspeed" in path.read_text()]
@@ -107,12 +107,12 @@ def test_deepspeed_stands_on_trials_and_is_loaded_when_asked_for() -> None:
     assert len(list(room.glob("*.py"))) > 4 and not below and not at_once
 
 
-def test_every_room_is_named() -> None:
+def test_map_names_every_room() -> None:
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert rooms == set(ALLOWED)
 
 
-def test_the_environment_is_read_in_one_place() -> None:
+def test_environment_variables_are_read_in_one_module() -> None:
     readers = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
@@ -151,7 +151,7 @@ def test_the_global_random_numbers_are_the_scripts() -> None:
     assert not drawn
 
 
-def test_imports_make_no_circle() -> None:
+def test_imports_have_no_circle() -> None:
     """Not lazily and not for typing either: whoever reads one file can stop at what it stands on."""
     found = circles(read(PACKAGE, ROOT, 1))
     assert sorted(found) == sorted(WHEN)

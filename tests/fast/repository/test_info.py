@@ -60,11 +60,11 @@ def read() -> det.ClusterInfo:
     return info
 
 
-def test_without_the_files_there_is_no_cluster(folder: Path) -> None:
+def test_get_cluster_info_without_files_returns_none(folder: Path) -> None:
     assert det.get_cluster_info() is None
 
 
-def test_a_trial_is_read_from_its_files(folder: Path) -> None:
+def test_get_cluster_info_of_trial_returns_its_files(folder: Path) -> None:
     write(folder, cluster=CLUSTER, trial=TRIAL, rendezvous=RENDEZVOUS, resources={"gpu_uuids": ["GPU-1"]})
     info = read()
     assert info.master_url == "http://master:8080"
@@ -87,40 +87,40 @@ def test_unknown_keys_are_accepted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(set(CLUSTER) - {"master_cert_name", "master_cert_file", "latest_checkpoint"}))
-def test_a_missing_key_of_the_cluster_is_named(folder: Path, key: str) -> None:
+def test_get_cluster_info_missing_cluster_key_raises_with_its_name(folder: Path, key: str) -> None:
     write(folder, cluster={k: v for k, v in CLUSTER.items() if k != key}, trial=TRIAL)
     with pytest.raises(InfoError, match=rf"cluster\.json: the required key '{key}' is missing"):
         det.get_cluster_info()
 
 
 @pytest.mark.parametrize("key", sorted(set(TRIAL) - {"inter_node_network_interface"}))
-def test_a_missing_key_of_the_trial_is_named(folder: Path, key: str) -> None:
+def test_get_cluster_info_missing_trial_key_raises_with_its_name(folder: Path, key: str) -> None:
     write(folder, cluster=CLUSTER, trial={k: v for k, v in TRIAL.items() if k != key})
     with pytest.raises(InfoError, match=rf"trial\.json: the required key '{key}' is missing"):
         det.get_cluster_info()
 
 
 @pytest.mark.parametrize("key", sorted(RENDEZVOUS))
-def test_a_missing_key_of_the_rendezvous_is_named(folder: Path, key: str) -> None:
+def test_get_cluster_info_missing_rendezvous_key_raises_with_its_name(folder: Path, key: str) -> None:
     write(folder, cluster=CLUSTER, trial=TRIAL, rendezvous={k: v for k, v in RENDEZVOUS.items() if k != key})
     with pytest.raises(InfoError, match=rf"rendezvous\.json: the required key '{key}' is missing"):
         _ = read().container_addrs
 
 
-def test_a_value_that_cannot_be_used_is_named(folder: Path) -> None:
+def test_get_cluster_info_unusable_value_raises_with_its_key(folder: Path) -> None:
     write(folder, cluster={**CLUSTER, "master_url": "ftp://m"}, trial=TRIAL)
     with pytest.raises(InfoError, match=r"cluster\.json .*master address 'ftp://m': the scheme is http or https"):
         det.get_cluster_info()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
-def test_a_file_that_holds_no_object_is_named(folder: Path, text: str) -> None:
+def test_get_cluster_info_file_without_object_raises_with_its_name(folder: Path, text: str) -> None:
     (folder / "cluster.json").write_text(text, encoding="latin-1")
     with pytest.raises(InfoError, match=r"cluster\.json"):
         det.get_cluster_info()
 
 
-def test_a_file_that_is_not_there_is_named_when_it_is_asked_for(folder: Path) -> None:
+def test_get_cluster_info_missing_file_raises_on_access(folder: Path) -> None:
     write(folder, cluster=CLUSTER, trial=TRIAL)
     info = read()
     with pytest.raises(InfoError, match=r"resources\.json: No such file"):
@@ -147,7 +147,7 @@ def test_empty_optional_values_are_none(folder: Path) -> None:
     assert (info.latest_checkpoint, info.master_cert_file) == (None, None)
 
 
-def test_the_constructors_take_what_the_reference_names() -> None:
+def test_constructors_take_arguments_of_reference() -> None:
     trial = det.TrialInfo(1, 2, 3, {"lr": 1}, {}, 0, 1, False, None)
     assert (trial.trial_id, trial.experiment_id, trial.trial_seed, trial.hparams) == (1, 2, 3, {"lr": 1})
     assert trial._config is trial.config  # published trials read it under this name

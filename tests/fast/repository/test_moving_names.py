@@ -36,7 +36,7 @@ def _listed() -> list[str]:
     return [pattern for row in rows for pattern in re.findall(r"`(determined\.[\w.*]+)`", row)]
 
 
-def test_every_name_is_here_or_listed_with_its_replacement() -> None:
+def test_reference_names_exist_or_have_replacement() -> None:
     listed = _listed()
     missing = [name for name in _names() if not _is_here(name)]
     assert len(missing) > 40, "the names were not read"

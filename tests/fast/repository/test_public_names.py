@@ -101,12 +101,12 @@ def exported(module: ModuleType) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_the_public_names_are_those_pinned_here(name: str) -> None:
+def test_public_names_are_pinned(name: str) -> None:
     assert importlib.import_module(name).__all__ == sorted(PUBLIC[name].split(), key=order)
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name != "det_core"])
-def test_all_is_what_the_module_really_exports(name: str) -> None:
+def test_all_lists_exported_names(name: str) -> None:
     module = importlib.import_module(name)
     assert all(hasattr(module, public) for public in module.__all__)  # which also loads what is loaded on first use
     offered = {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)}
@@ -114,14 +114,14 @@ def test_all_is_what_the_module_really_exports(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_each_package_and_what_it_offers_is_documented(name: str) -> None:
+def test_public_packages_and_names_are_documented(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__
     offered = [getattr(module, public) for public in module.__all__]
     assert [o for o in offered if (inspect.isclass(o) or inspect.isfunction(o)) and not o.__doc__] == []
 
 
-def test_the_errors_are_those_pinned_here_and_each_is_documented() -> None:
+def test_public_errors_are_pinned_and_documented() -> None:
     own = {name: each for name, each in vars(errors).items() if getattr(each, "__module__", "") == errors.__name__}
     assert sorted(own) == ERRORS.split()
     assert all(each.__doc__ for each in own.values())
@@ -134,7 +134,7 @@ def order(name: str) -> tuple[int, str]:
     return kind, name
 
 
-def test_the_package_exports_what_all_says_with_the_lazy_ones() -> None:
+def test_package_exports_names_of_all_with_lazy_ones() -> None:
     assert all(hasattr(det, name) for name in det.__all__)
     assert exported(det) - {"TrialContext"} == set(det.__all__) - {"core", "__version__"}
     assert dir(det) == sorted(det.__all__)
@@ -142,7 +142,7 @@ def test_the_package_exports_what_all_says_with_the_lazy_ones() -> None:
         _ = det.nothing
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_version_equals_installed_package() -> None:
     assert det.__version__ == version("det-core")
 
 
@@ -152,7 +152,7 @@ def test_log_format_formats_a_record() -> None:
     assert logging.Formatter(det.LOG_FORMAT).format(record) == "WARNING: [7] name: hello you"
 
 
-def test_core_is_loaded_when_it_is_first_used() -> None:
+def test_import_of_core_is_deferred_to_first_use() -> None:
     script = (
         "import sys, det_core as det\n"
         "assert 'det_core.core' not in sys.modules\n"

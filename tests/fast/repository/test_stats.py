@@ -109,7 +109,7 @@ def test_import_circles(repository: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_a_run_of_a_whole_target_tells_its_cpu_seconds(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_run_of_whole_target_reports_cpu_seconds(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run(repository, "-n", "2", "tests/fast")
     assert "\ncpu: " in printed and " s, wall: " in printed, printed
     record = json.loads((repository / ".stats" / "fast.json").read_text())
