@@ -183,12 +183,16 @@ class ResumableLoader(Generic[T]):
             batches: Iterator[T] = iter(loader)
             self.loader._iterator = loader._iterator  # persistent workers
             return batches
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        name = "batch_sampler"
+        if loader.batch_sampler is None:
+            name = "sampler"
         indices = iter(parts[name])
-        parts[name] = islice(indices, skip if loader.num_workers else 0, None)
-        batches = iter(loader)  # draws a seed, and begins with the indices where there are workers
-        if not loader.num_workers:
-            deque(islice(indices, skip), maxlen=0)
+        if loader.num_workers:
+            parts[name] = islice(indices, skip, None)
+            return iter(loader)  # draws a seed, then the first indices
+        parts[name] = indices
+        batches = iter(loader)  # draws a seed, and no indices yet
+        deque(islice(indices, skip), maxlen=0)
         return batches
 
     def _load_done(self, batches: Iterator[T]) -> None:
@@ -237,7 +241,9 @@ def _seed_worker(seed: int, worker_init_fn: Callable[[int], None] | None = None,
 
 def _describe(loader: Any) -> dict[str, Any]:
     """Return the properties that two loaders share if a position in one is a position in the other."""
-    indices = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    indices = loader.batch_sampler
+    if indices is None:
+        indices = loader.sampler
     return {
         "length": length_hint(indices, -1),  # that of the loader has torch warn about an IterableDataset
         "records": length_hint(loader.dataset, -1),
@@ -289,8 +295,10 @@ def _generators(loader: Any) -> dict[str, Any]:
         if isinstance(owner, _GENERATORS):
             generators[path] = owner
             continue
-        children = owner if isinstance(owner, dict) else getattr(owner, "__dict__", {})
-        if isinstance(owner, list | tuple):
+        children = getattr(owner, "__dict__", {})
+        if isinstance(owner, dict):
+            children = owner
+        elif isinstance(owner, list | tuple):
             children = dict(enumerate(owner))
         pending += [(f"{path}.{name}", child) for name, child in list(children.items())]
     return generators
@@ -301,8 +309,10 @@ def _read(generator: Any) -> Any:
         return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
-    is_legacy = isinstance(generator, numpy.random.RandomState)
-    state = generator.get_state(legacy=False) if is_legacy else generator.bit_generator.state
+    if isinstance(generator, numpy.random.RandomState):
+        state = generator.get_state(legacy=False)
+    else:
+        state = generator.bit_generator.state
     return json.dumps(state, default=lambda array: array.tolist())  # torch.load(weights_only=True) reads no arrays
 
 
