@@ -1,4 +1,4 @@
-"""What a method gives that is for a with statement, and says so where that was forgotten."""
+"""Context managers that explain a missing ``with``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ _T = TypeVar("_T")
 
 
 def with_only(usage: str) -> Callable[[Callable[_P, Iterator[_T]]], Callable[_P, AbstractContextManager[_T]]]:
-    """As ``contextmanager``, where the error of a use without ``with``, as a path or a pair, says ``with USAGE:``."""
+    """Return ``contextmanager``, whose errors say ``with USAGE:`` for a use without ``with``."""
 
     def decorate(method: Callable[_P, Iterator[_T]]) -> Callable[_P, AbstractContextManager[_T]]:
-        made = contextmanager(method)
-        return wraps(method)(lambda *args, **kwargs: _Block(made(*args, **kwargs), usage))
+        manager = contextmanager(method)
+        return wraps(method)(lambda *args, **kwargs: _Block(manager(*args, **kwargs), usage))
 
     return decorate
 
 
 class _Block(AbstractContextManager[_T]):
     def __init__(self, inner: AbstractContextManager[_T], usage: str) -> None:
-        self._inner, self._usage = inner, usage
+        self._inner = inner
+        self._usage = usage
 
     def __enter__(self) -> _T:
         return self._inner.__enter__()

@@ -1,4 +1,4 @@
-"""How a checkpoint ends: committed or aborted, in the caller's thread or in one of its own, one after the other."""
+"""Commit or abort checkpoints, one after the other, in the caller's thread or in one of their own."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from det_core.storage import FileEntry, Header, Progress, Staging, Store
 log = logging.getLogger("det_core.checkpoint")
 IfBusy = Literal["wait", "raise"]
 POLL_INTERVAL = 0.1
-"""Seconds between two looks whether there is still time."""
+"""Seconds between two checks whether time is left."""
 NOTICE_DELAY = 5.0
-"""Seconds that a save may take while a preempted process ends, before a person is told that it is waited for."""
+"""Seconds after which the end of a preempted process prints that it waits for a save."""
 OPEN_NOTICE_DELAY = 60.0
-"""Seconds that a thread waits for what another one has begun before it says so: the two may wait for each other."""
+"""Seconds after which a thread warns that it waits for another one's checkpoint: the two may wait for each other."""
 STOP_TIMEOUT = 2.0
-"""Seconds that a commit gets to stop when there is no time left."""
+"""Maximum wait in seconds for a commit to stop after its deadline."""
 
 
 class CheckpointHandle:
-    """What ``checkpoint.begin()`` gives: a folder to write into, and then :meth:`commit` or :meth:`abort`.
+    """Checkpoint that ``checkpoint.begin()`` has begun: write into its folder, then :meth:`commit` or :meth:`abort` it.
 
     ``store_path()`` is its with-form. With ``shard=True`` every rank has one, and every rank calls one of the two
     methods; if any calls :meth:`abort`, nothing is kept. They may be called in any thread, such as the one that runs
     the callbacks of a future.
 
     Attributes:
-        path: the folder to write files into, until :meth:`commit`. With ``shard=True`` each rank has one of its own,
-            and the checkpoint is the union of them; a rank does not see what another one writes.
-        storage_id: what the checkpoint will be known by.
+        path: directory for its files, until :meth:`commit`. With ``shard=True`` each rank has its own, and the
+            checkpoint is the union of them; a rank does not see the files of others.
+        storage_id: ID of the checkpoint.
     """
 
     def __init__(
@@ -64,16 +64,18 @@ class CheckpointHandle:
         self._staging = staging
         self._metadata = metadata
         self._claim = threading.Lock()
-        self._claimed_event, self._finished = threading.Event(), threading.Event()
+        self._claimed_event = threading.Event()
+        self._finished = threading.Event()
         self._reason: BaseException | None = None
-        """Why it was aborted."""
+        """Error for which it was aborted."""
         self._error: BaseException | None = None
-        """Why its commit or abort failed, until somebody is told."""
+        """Error of its commit or abort, until a call raises it."""
         self._failure: BaseException | None = None
         self._stop: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._beginner = threading.current_thread()
-        self.storage_id, self.path = staging.storage_id, path
+        self.storage_id = staging.storage_id
+        self.path = path
 
     def commit(self, blocking: bool = True) -> None:
         """Make what was written durable, complete and listed, and report it.
@@ -93,7 +95,7 @@ class CheckpointHandle:
             ValueError: a link in the folder leads out of it.
             RuntimeError: this checkpoint was committed or aborted before.
 
-        If it fails, on any rank, nothing is kept, and every rank is told.
+        If it fails on any rank, nothing is kept, and every rank raises.
         """
         self.commit_after(lambda _tick: None, blocking)
 
@@ -107,12 +109,12 @@ class CheckpointHandle:
             metadata = plain_metadata(self._metadata or {})
             offer = functools.partial(self._filled, fill, metadata)
         except ValueError as e:
-            offer = functools.partial(_raise, e)  # in the thread, where the other ranks are told
+            offer = functools.partial(_raise, e)  # in the thread, which notifies the other ranks
         if not self._end(lambda: self._commit(offer), None, blocking):
             raise RuntimeError(f"checkpoint {self.storage_id} was committed or aborted before")
 
     def abort(self, reason: BaseException | None = None, blocking: bool = True) -> None:
-        """Remove what was written, and report nothing. Ranks that commit instead are told of this one.
+        """Remove its files, and report nothing. Ranks that commit instead raise an error that names this one.
 
         Args:
             reason: the error because of which this rank gives up.
@@ -126,7 +128,7 @@ class CheckpointHandle:
 
     @property
     def done(self) -> bool:
-        """Whether it was committed or aborted, and nothing of that is left to do."""
+        """Whether its commit or abort is over."""
         return self._finished.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -142,7 +144,9 @@ class CheckpointHandle:
             CheckpointError: it could not be saved, or was aborted; the message says why.
         """
         self._writer.check_process()
-        deadline = None if timeout is None else _clock.monotonic() + timeout
+        deadline = None
+        if timeout is not None:
+            deadline = _clock.monotonic() + timeout
         if not self._claimed_event.wait(timeout):
             return False
         if (why := self._reason) is not None:
@@ -168,7 +172,7 @@ class CheckpointHandle:
         return self.is_open and (beginner is threading.current_thread() or not beginner.is_alive())
 
     def discard(self, *, quietly: bool = False) -> None:
-        """Remove what was written without a word to the other ranks: they do the same, or are told that it left."""
+        """Discard its files without notifying other ranks, which do the same, or detect that this rank has departed."""
         why = CheckpointError(f"checkpoint {self.storage_id} was not committed when the context was closed")
         if self._claimed(why):
             if not quietly:
@@ -181,12 +185,15 @@ class CheckpointHandle:
         self._stop = self._stop or reason
 
     def take_error(self) -> BaseException | None:
-        """Why it failed, as an error that says what was not saved; None: it did not, or that was told."""
-        error, self._error = self._error, None
-        return None if error is None else self._background_error(error)
+        """Return its background error once, then None; None as well if it did not fail."""
+        error = self._error
+        self._error = None
+        if error is None:
+            return None
+        return self._background_error(error)
 
     def _background_error(self, error: BaseException) -> BaseException:
-        """What a caller is told who did not wait for it."""
+        """Return the error for a call that did not wait for the save."""
         if isinstance(error, SystemExit):
             return error
         what = f"checkpoint {self.storage_id} was not saved in the background"
@@ -202,7 +209,7 @@ class CheckpointHandle:
     # The end.
 
     def _claimed(self, reason: BaseException | None) -> bool:
-        """Claim the end of this checkpoint, which is given up for ``reason``; whether nobody had."""
+        """Claim the end of this checkpoint, and return whether no other thread had; ``reason`` is that of an abort."""
         with self._claim:
             if not self.is_open:
                 return False
@@ -211,18 +218,19 @@ class CheckpointHandle:
             return True
 
     def _end(self, work: Callable[[], None], reason: BaseException | None, blocking: bool) -> bool:
-        """Do the work that ends it, once, here or in a thread; raise why it failed, if that is waited for."""
+        """Run the work that ends it, once, here or in a thread; raise its error if that is waited for."""
         if not self._claimed(reason):
             return False
         if blocking or not self._start_thread(work, reason):
             self._run(work)
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             if error is not None:
                 raise error
         return True
 
     def _start_thread(self, work: Callable[[], None], reason: BaseException | None) -> bool:
-        """Return whether a thread does the work; of one that can be aborted only, all ranks are told.
+        """Return whether a thread runs the work; without one a commit becomes an abort on all ranks.
 
         Raises:
             CheckpointError: it was to be committed, and is aborted.
@@ -266,7 +274,8 @@ class CheckpointHandle:
         return Contribution(self._staging.scan_written(), metadata)
 
     def _commit(self, offer: Callable[[], Contribution]) -> None:
-        writer, staging = self._writer, self._staging
+        writer = self._writer
+        staging = self._staging
         try:
             plan = plan_shards(self._group, offer)
             finish = functools.partial(writer.publish, staging)
@@ -308,7 +317,7 @@ class CheckpointWriter:
             and again while :meth:`close` waits.
         say: tells a person, in one line.
         latest: the checkpoint that this process starts from.
-        is_chief: whether this rank is told of every checkpoint that is committed.
+        is_chief: whether this rank commits, and so knows of every checkpoint.
     """
 
     def __init__(
@@ -324,10 +333,15 @@ class CheckpointWriter:
         latest: Callable[[], str | None],
         is_chief: bool,
     ) -> None:
-        self.store, self.progress = store, progress
-        self._latest, self._is_chief = latest, is_chief
-        self._run_id, self._restart, self._observer = run_id, restart, observer
-        self._deadline, self._say = deadline, say
+        self.store = store
+        self.progress = progress
+        self._latest = latest
+        self._is_chief = is_chief
+        self._run_id = run_id
+        self._restart = restart
+        self._observer = observer
+        self._deadline = deadline
+        self._say = say
         self._ordinals = itertools.count(1)
         self._last: CheckpointHandle | None = None
         self._turns = threading.Condition()
@@ -344,7 +358,7 @@ class CheckpointWriter:
         Raises:
             CheckpointBusy: one is being saved, and a rank refuses to wait; or this thread has not ended the last one.
             ContextClosed: the context was closed meanwhile.
-            Exception: why the one before failed, if nobody was told.
+            Exception: If the previous one failed in the background, and no call has raised that.
         """
         with self._turns:
             if self._turn_of is threading.current_thread():  # such as a signal's handler, in the middle of a save
@@ -363,7 +377,7 @@ class CheckpointWriter:
                 self._turns.notify_all()  # one that is interrupted as it wakes would take a single one with it
 
     def _wait_for_previous(self, group: RankGroup, if_busy: str) -> None:
-        """Wait until the checkpoint before is over, on every rank, or refuse; raise why it failed, if nobody was told.
+        """Wait for the previous checkpoint on every rank, or raise CheckpointBusy; raise its background error.
 
         Ranks say first whether they are busy, and wait then: else one that refuses would wait for one that waits.
         """
@@ -389,11 +403,12 @@ class CheckpointWriter:
             group.on_all(self.finish_previous)
 
     def finish_previous(self) -> None:
-        """Wait until the last one is over, and raise why it failed."""
+        """Wait for the previous checkpoint, and raise its background error."""
         last = self._last
         if last is None:
             return
-        began, warned = _clock.monotonic(), False
+        began = _clock.monotonic()
+        warned = False
         while not last._finished.wait(POLL_INTERVAL):
             self._check_open()
             if last.is_open_here:  # the thread that began it has ended meanwhile
@@ -426,19 +441,19 @@ class CheckpointWriter:
         )
 
     def track(self, handle: CheckpointHandle) -> CheckpointHandle:
-        """Note the one that is written now."""
+        """Record the current checkpoint, and return it."""
         self._last = handle
         return handle
 
     def raise_background_error(self) -> None:
-        """Raise why the last one failed, if that is over and nobody was told."""
+        """Raise the error of the last one, if it failed and no call has raised that."""
         if self._last is not None and self._last.done and (failure := self._last.take_error()) is not None:
             raise failure
 
     def publish(
         self, staging: Staging, files: dict[str, FileEntry], directories: list[str], metadata: dict[str, Any]
     ) -> None:
-        """List a checkpoint, and tell of it: on the chief, when every rank's files are safe."""
+        """Publish a checkpoint and notify the observer: on the chief, once every rank's files are safe."""
         header = Header(
             run_id=self._run_id,
             restart=self._restart,
@@ -456,11 +471,14 @@ class CheckpointWriter:
         self._observer.on_committed(record_of(manifest, metadata))
 
     def note_abort(self, error: BaseException, storage_id: str, metadata: Mapping[str, Any] | None) -> None:
-        """Print that a checkpoint was given up for something that ends a script without a traceback."""
+        """Print that a checkpoint was given up for an exception that ends a script without a traceback."""
         if isinstance(error, Exception):
             return
         steps = (metadata or {}).get("steps_completed")
-        name = f"checkpoint {storage_id}" if steps is None else f"the checkpoint of step {steps}"
+        if steps is None:
+            name = f"checkpoint {storage_id}"
+        else:
+            name = f"the checkpoint of step {steps}"
         self._say(f"{name} was given up: {type(error).__name__} before it was complete")
 
     def check_process(self) -> None:
@@ -474,10 +492,10 @@ class CheckpointWriter:
         return self._pid != os.getpid()
 
     def close(self) -> None:
-        """Remove what was begun and never committed, or wait for it, and raise why it failed and nobody was told.
+        """Discard a checkpoint that is open, or wait for its save, and raise its background error.
 
         Raises:
-            CheckpointError: it was not saved; if there was no time left, that names the newest that is.
+            CheckpointError: If it was not saved; at the deadline the message names the newest that is.
         """
         if self.is_forked:
             return
@@ -507,9 +525,12 @@ class CheckpointWriter:
 
     def _wait_for(self, last: CheckpointHandle) -> bool:
         """Wait until a checkpoint is over, while there is time; return whether time is limited."""
-        began, limited, announced = _clock.monotonic(), False, False
+        began = _clock.monotonic()
+        limited = False
+        announced = False
         while not last.done:
-            until, now = self._deadline(), _clock.monotonic()
+            until = self._deadline()
+            now = _clock.monotonic()
             limited = limited or until is not None
             if until is not None and now < until and now - began >= NOTICE_DELAY and not announced:
                 announced = True

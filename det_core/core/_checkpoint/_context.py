@@ -58,7 +58,7 @@ class CheckpointContext:
         events: told what becomes of checkpoints.
         start: the checkpoint that this job starts from.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
-        scratch: a folder of this machine for what is restored from a store that is no directory.
+        scratch: directory of this node for checkpoints from stores other than directories.
         progress: called with the number of bytes that were copied or checked since it was last called.
         deadline: until when, on the monotonic clock, this process may go on once it is preempted; None: as long as it
             likes. Asked when the context closes while a checkpoint is being saved.
@@ -80,9 +80,14 @@ class CheckpointContext:
         deadline: Callable[[], float | None] = lambda: None,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        self._distributed, self._store, self._observer = distributed, store, observer
+        self._distributed = distributed
+        self._store = store
+        self._observer = observer
         self._start = start or StartCheckpoint()
-        self._run_id, self._restart, self._progress, self._say = run_id, restart, progress, say
+        self._run_id = run_id
+        self._restart = restart
+        self._progress = progress
+        self._say = say
         self._writer = CheckpointWriter(
             store, run_id=run_id, restart=restart, observer=observer, progress=progress, deadline=deadline, say=say,
             latest=self._start.peek, is_chief=distributed.rank == 0,
@@ -137,15 +142,18 @@ class CheckpointContext:
             ValueError, RuntimeError, CheckpointConflict, CheckpointBusy, StorageError, CheckpointError: as in
                 :meth:`upload`. A ValueError, too, if a key is in ``state`` and in ``per_rank``, the ranks' keys differ,
                 or ``shard=True`` comes with ``per_rank``; with it, all ranks raise if one does.
-            TypeError: ``files`` holds something else; or ``state`` or ``per_rank`` is no dictionary.
+            TypeError: ``files`` holds something else; or ``state`` or ``per_rank`` is not a dictionary.
             MissingExtra: torch is not installed.
-            Exception: what in the state cannot be pickled; with ``blocking=False`` it may be told like any failure in
+            Exception: If the state cannot be pickled; with ``blocking=False`` it may be raised like any failure in
                 the background.
         """
         self._check()
         require("torch", extra="torch", purpose="checkpoint.save()")
         check_file_name(name)
-        call = "save" if blocking else "save(blocking=False)"
+        if blocking:
+            call = "save"
+        else:
+            call = "save(blocking=False)"
         if per_rank is None:
             extras = ExtraFiles(self._store.disk, files or {}, beside=name)
             handle = self._begin(call, metadata, shard, if_busy)
@@ -252,7 +260,7 @@ class CheckpointContext:
         blocking: bool = True,
         if_busy: IfBusy = "wait",
     ) -> Iterator[tuple[Path, str]]:
-        """A folder to save into, as ``with ctx.checkpoint.store_path({"steps_completed": n}) as (path, storage_id):``.
+        """Save into a folder, as ``with ctx.checkpoint.store_path({"steps_completed": n}) as (path, storage_id):``.
 
         When the block ends, what is in the folder becomes the checkpoint, without being copied; nothing may be written
         into it after that. If the block raises, nothing is kept. A ``metadata.json`` or ``.det_core`` that the script
@@ -337,11 +345,12 @@ class CheckpointContext:
             MissingExtra: If torch is not installed.
         """
         self._check()
-        rank, size = self._distributed.rank, self._distributed.size
+        rank = self._distributed.rank
+        size = self._distributed.size
         return load_own(Path(path) / name, rank, size, map_location, strict=strict)
 
     def choose_start(self) -> None:
-        """Choose the checkpoint to start from, before anything is said of it. Every rank calls."""
+        """Choose the checkpoint to start from, before a message names it. Every rank calls."""
         self._start_search.choose()
 
     def download(
@@ -366,7 +375,7 @@ class CheckpointContext:
                 that any rank with the same folder selects is copied.
 
         Raises:
-            CheckpointNotFound: there is no such checkpoint.
+            CheckpointNotFound: If no checkpoint has this ID.
             CheckpointCorrupt: a file is missing, or differs from the manifest; the message names it.
             StorageError: the disk refused.
 
@@ -385,9 +394,9 @@ class CheckpointContext:
         selector: Selector | None = None,
         reject_unlisted: bool = False,
     ) -> Iterator[Path]:
-        """A folder with the checkpoint's files, as ``with ctx.checkpoint.restore_path(storage_id) as path:``.
+        """Give a folder with the checkpoint's files, as ``with ctx.checkpoint.restore_path(storage_id) as path:``.
 
-        Only read from it. On a directory this is the stored checkpoint itself, and what was written to it is told when
+        Only read from it. On a directory this is the stored checkpoint itself, and a change of it is an error when
         the block ends. From any other store, the ranks of a machine fetch each file once, into a temporary folder,
         which goes when the block ends.
 
@@ -409,7 +418,7 @@ class CheckpointContext:
         self._check()
         if storage_id is None:
             raise ValueError(
-                "restore_path(storage_id=None): there is no checkpoint to start from. Use ctx.checkpoint.resume(), "
+                "restore_path(storage_id=None): no checkpoint to start from. Use ctx.checkpoint.resume(), "
                 "which gives None in a new run"
             )
         with self._reader.restore_path(storage_id, download_mode, selector, reject_unlisted=reject_unlisted) as path:
@@ -424,7 +433,7 @@ class CheckpointContext:
         selector: Selector | None = None,
         reject_unlisted: bool = False,
     ) -> Iterator[Path | None]:
-        """The folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
+        """Give the folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
 
         It is that of ``ctx.latest_checkpoint``: what the master hands over, or the newest checkpoint of a run that is
         resumed. If that is damaged or gone it is the newest of this run before it that is intact; a line says which
@@ -455,16 +464,18 @@ class CheckpointContext:
             yield folder
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
-        """The metadata of a checkpoint, on any rank.
+        """Return the metadata of a checkpoint, on any rank.
 
         Raises:
-            CheckpointNotFound: there is no such checkpoint.
+            CheckpointNotFound: If no checkpoint has this ID.
             CheckpointCorrupt: its metadata.json differs from the manifest.
         """
         self._check()
         self._writer.raise_background_error()
         found = self._observer.metadata_override(storage_id)
-        return self._reader.metadata(storage_id) if found is None else found
+        if found is None:
+            return self._reader.metadata(storage_id)
+        return found
 
     def is_start(self, storage_id: str | None) -> bool:
         """Return whether a checkpoint is the one to start from, or was until :meth:`resume` had to take an older one.
@@ -475,13 +486,13 @@ class CheckpointContext:
         return storage_id is not None and self._start.is_start(storage_id)
 
     def is_own(self, storage_id: str) -> bool:
-        """Whether this run wrote a checkpoint, or under a master a trial of its experiment, on any rank.
+        """Return whether this run wrote a checkpoint, or under a master a trial of its experiment, on any rank.
 
         Its manifest says so, with which every file is compared when it is read; one without is nobody's. Ask before
         files are read that run code, such as pickles.
 
         Raises:
-            CheckpointNotFound: there is no such checkpoint.
+            CheckpointNotFound: If no checkpoint has this ID.
         """
         self._check()
         self._writer.raise_background_error()
@@ -492,7 +503,7 @@ class CheckpointContext:
         return bool(of_a_trial) and experiment.isdigit() and run_id.partition(".")[0] == experiment
 
     def delete(self, storage_id: str) -> None:
-        """Delete a checkpoint, on any rank. It stops being listed before its bytes go; doing it again is no error.
+        """Delete a checkpoint, on any rank. It stops being listed before its bytes go. Idempotent.
 
         Raises:
             ValueError: ``storage_id`` can name no checkpoint.
@@ -528,7 +539,8 @@ class CheckpointContext:
 
     def _writers(self, call: str, shard: bool) -> RankGroup:
         self._writer.check_process()
-        rank, size = self._distributed.rank, self._distributed.size
+        rank = self._distributed.rank
+        size = self._distributed.size
         if shard and size > 1:
             return RankGroup(call, self._distributed.channel(CHANNEL), rank=rank, index=rank, size=size)
         if rank != 0:
@@ -575,7 +587,9 @@ class CheckpointContext:
         except BaseException:
             abort_quietly(staging)
             raise
-        ending = group.on_channel(self._distributed.channel(UPLOAD_CHANNEL)) if group.is_shared else group
+        ending = group
+        if group.is_shared:
+            ending = group.on_channel(self._distributed.channel(UPLOAD_CHANNEL))
         return self._writer.track(CheckpointHandle(self._writer, ending, staging, path, metadata))
 
     def _plain(self, metadata: Mapping[str, Any] | None, shard: bool) -> dict[str, Any]:

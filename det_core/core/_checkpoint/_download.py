@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from det_core.storage._names import META_DIR
 
 log = logging.getLogger("det_core.checkpoint")
 STAGING_PREFIX = ".det_core-tmp"
-"""How the folder begins, in or beside a download's target, that files are copied into first."""
+"""Prefix of the staging directory, in or beside a download's target, that files are copied into first."""
 
 
 def download(
@@ -35,7 +35,9 @@ def download(
 
     def look() -> tuple[str, set[str] | None]:
         target = os.path.realpath(folder)
-        stored = None if checkpoint.path is None else os.path.realpath(checkpoint.path)
+        stored = None
+        if checkpoint.path is not None:
+            stored = os.path.realpath(checkpoint.path)
         if stored is not None and (target + "/").startswith(stored + "/"):
             raise ValueError(f"ckpt_dir {folder} lies in the stored checkpoint itself ({stored})")
         if os.path.exists(target) and not os.path.isdir(target):
@@ -61,7 +63,7 @@ def download(
 
 
 class _Task(NamedTuple):
-    """What one rank does for a download."""
+    """One rank's part of a download."""
 
     files: list[str]
     directories: list[str]
@@ -80,9 +82,14 @@ def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> 
         ranks = [rank for rank, (other, _) in enumerate(votes) if other == folder]
         merge = os.path.isdir(folder)
         staging = f"{STAGING_PREFIX}-{uuid.uuid4().hex[:12]}.{Owner.current('download').tag}"
-        staging = f"{folder}/{staging}" if merge else f"{os.path.dirname(folder)}/{staging}"
+        if merge:
+            staging = f"{folder}/{staging}"
+        else:
+            staging = f"{os.path.dirname(folder)}/{staging}"
         wanted = merge_selections(votes[rank][1] for rank in ranks)
-        every = manifest.resources if wanted is None else wanted
+        every: Collection[str] = manifest.resources
+        if wanted is not None:
+            every = wanted
         tasks |= {rank: _Task([], [], staging, merge, rank == ranks[0]) for rank in ranks}
         tasks[ranks[0]].directories.extend(sorted(p for p in every if p.endswith("/")))
         for rank, paths in split_files({p: f.size for p, f in manifest.files.items() if p in every}, ranks).items():
@@ -118,13 +125,17 @@ class _Installation:
     """
 
     def __init__(self, disk: Disk, task: _Task, target: str, rank: int) -> None:
-        self._disk, self._task, self.target = disk, task, target
+        self._disk = disk
+        self._task = task
+        self.target = target
         self._kept = f"{task.staging}/{META_DIR}/{rank}"  # no file of a checkpoint has such a name
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Give what was copied its names."""
-        disk, task, target = self._disk, self._task, self.target
+        disk = self._disk
+        task = self._task
+        target = self.target
         if not task.merge:
             if task.last:
                 disk.do("rename", target, os.rename, task.staging, target)
@@ -137,7 +148,7 @@ class _Installation:
             self._move(f"{task.staging}/{path}", f"{target}/{path}", f"{self._kept}/{number}")
 
     def undo(self) -> None:
-        """Put everything to where it was; what cannot be is told in the log."""
+        """Restore the previous state; log failures."""
         for step in reversed(self._undo):
             try:
                 step()
@@ -176,9 +187,13 @@ def _collect(disk: Disk, *folders: str) -> None:
         except StorageError:  # the copy says what is wrong with it
             continue
         for entry in entries:
-            parsed = Owner.parse(entry.name) if entry.name.startswith(f"{STAGING_PREFIX}-") else None
-            status = disk.status(entry.path) if parsed is not None else None
-            if parsed is not None and status is not None and not parsed[1].is_valid(now - status.st_mtime):
+            if not entry.name.startswith(f"{STAGING_PREFIX}-"):
+                continue
+            parsed = Owner.parse(entry.name)
+            if parsed is None:
+                continue
+            status = disk.status(entry.path)
+            if status is not None and not parsed[1].is_valid(now - status.st_mtime):
                 remove_quietly(disk, entry.path)
 
 
@@ -194,12 +209,14 @@ def remove_quietly(disk: Disk, folder: str) -> None:
 
 
 def selected_paths(manifest: Manifest, selector: Selector | None) -> set[str] | None:
-    """The resources that a rank wants; None: all."""
-    return None if selector is None else {path for path in manifest.resources if selector(path)}
+    """Return the selected resources, None for all."""
+    if selector is None:
+        return None
+    return {path for path in manifest.resources if selector(path)}
 
 
 def merge_selections(votes: Iterable[set[str] | None]) -> set[str] | None:
-    """What any rank wants; None: all."""
+    """Return the resources that any rank selected, None for all."""
     wanted: set[str] = set()
     for one in votes:
         if one is None:

@@ -1,4 +1,4 @@
-"""What becomes of checkpoints, told to the journal, to whoever answers for the run, and to retention."""
+"""Observers of checkpoints: record their events, notify the backend, and apply retention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CheckpointRecord(TypedDict):
 
 
 def record_of(manifest: Manifest, metadata: dict[str, Any]) -> CheckpointRecord:
-    """The record of a checkpoint that has just been committed."""
+    """Return the record of a checkpoint that has just been committed."""
     header = manifest.header
     assert header is not None, "what was committed has a header"
     return CheckpointRecord(
@@ -52,7 +52,7 @@ def record_of(manifest: Manifest, metadata: dict[str, Any]) -> CheckpointRecord:
 
 
 class CheckpointObserver:
-    """Who is told of checkpoints. This one tells nobody."""
+    """Observer of checkpoint events; ignores them by default."""
 
     def on_begin(self, storage_id: str) -> None:
         """Note that the script begins one, on the chief."""
@@ -67,7 +67,7 @@ class CheckpointObserver:
         """One is complete; called before the call that wrote it returns, if that waits."""
 
     def on_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
-        """The script has deleted one, or a part of it. On any rank."""
+        """Handle that the script has deleted one, or a part of it. On any rank."""
 
     def on_restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
         """One is being restored, for the first time in this process.
@@ -79,10 +79,10 @@ class CheckpointObserver:
         """
 
     def on_damaged(self, storage_id: str) -> None:
-        """The checkpoint to start from is damaged, and no other can be taken any more. On any rank."""
+        """Handle that the checkpoint to start from is damaged, too late to use another. On any rank."""
 
     def metadata_override(self, storage_id: str) -> dict[str, Any] | None:
-        """What is known as its metadata beside what its store says; None: nothing."""
+        """Return the backend's metadata, or None."""
 
 
 class RunObserver(CheckpointObserver):
@@ -149,7 +149,9 @@ class RunObserver(CheckpointObserver):
 
     def on_restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
         """Journal it."""
-        rolls_back = steps_completed if written_by == self._run.run_id else None
+        rolls_back = None
+        if written_by == self._run.run_id:
+            rolls_back = steps_completed
         body = {"storage_id": storage_id, "run_id": written_by, "steps_completed": rolls_back}
         self._run.journal.record("restore", body)
 
@@ -163,7 +165,7 @@ class RunObserver(CheckpointObserver):
         return self._run.backend.checkpoint_metadata(storage_id)
 
     def _on_retired(self, storage_id: str, remaining: Mapping[str, int]) -> None:
-        """Retention has deleted one; that nobody can be told is no reason to stop training."""
+        """Notify the backend that retention has deleted one; a failure of that does not stop training."""
         try:
             self.on_deleted(storage_id, remaining)
         except MasterError as e:

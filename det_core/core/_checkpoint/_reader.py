@@ -52,7 +52,7 @@ class CheckpointReader:
         store: where checkpoints lie.
         owner: who marks a checkpoint as in use.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
-        scratch: a folder of this machine for what is restored from a store that is no directory.
+        scratch: directory of this node for checkpoints from stores other than directories.
         events: told once per process and checkpoint when a ``restore_path()`` begins.
         before: called first by what several ranks do together; raises what this rank has to tell.
         progress: called with the number of bytes that were copied or checked since it was last called.
@@ -70,9 +70,16 @@ class CheckpointReader:
         before: Callable[[], None],
         progress: Progress | None,
     ) -> None:
-        self._distributed, self._store, self._owner, self._other_stores = distributed, store, owner, other_stores
-        self._scratch = None if scratch is None else DirectoryStore(scratch, disk=store.disk)
-        self._observer, self._before, self._progress = observer, before, progress
+        self._distributed = distributed
+        self._store = store
+        self._owner = owner
+        self._other_stores = other_stores
+        self._scratch = None
+        if scratch is not None:
+            self._scratch = DirectoryStore(scratch, disk=store.disk)
+        self._observer = observer
+        self._before = before
+        self._progress = progress
         self._verified: dict[tuple[str, DownloadMode], set[str]] = {}
         self._restores: set[str] = set()
         self._uses = itertools.count()
@@ -103,7 +110,8 @@ class CheckpointReader:
             CheckpointNotFound, CheckpointCorrupt: on every rank alike.
         """
         shared = DownloadMode.LocalWorkersShareDownload
-        group, store = self._readers("resume", shared, local=False), self._store_of(storage_id)
+        group = self._readers("resume", shared, local=False)
+        store = self._store_of(storage_id)
         manifest = group.on_chief(lambda: store.open(storage_id).manifest)
         checkpoint = group.on_all(lambda: _seen(store, storage_id, manifest))
         if not self.on_any(shared, checkpoint is None):
@@ -115,7 +123,10 @@ class CheckpointReader:
     def _compare(self, group: RankGroup, checkpoint: StoredCheckpoint, digests: bool) -> None:
         if checkpoint.manifest.verified:
             group.on_chief(checkpoint.metadata)
-        known = set() if digests or checkpoint.path is not None else set(checkpoint.manifest.files)
+        if digests or checkpoint.path is not None:
+            known = set()
+        else:
+            known = set(checkpoint.manifest.files)
         verified = verify(group, checkpoint, None, known, self._progress)
         if checkpoint.path is not None:
             self._verified |= {(checkpoint.storage_id, mode): set(verified) for mode in DownloadMode}
@@ -134,7 +145,9 @@ class CheckpointReader:
         """Return the steps of a checkpoint; None if it does not say."""
         checkpoint = self._store_of(storage_id).open(storage_id)
         header = checkpoint.manifest.header
-        return _foreign_steps(checkpoint) if header is None else header.steps_completed
+        if header is None:
+            return _foreign_steps(checkpoint)
+        return header.steps_completed
 
     def on_any(self, mode: DownloadMode, is_so: bool) -> bool:
         """Return whether something is so on any of the ranks that restore together."""
@@ -146,7 +159,7 @@ class CheckpointReader:
     def restore_path(
         self, storage_id: str, mode: DownloadMode, selector: Selector | None, *, reject_unlisted: bool
     ) -> Iterator[Path]:
-        """A folder with the checkpoint's files, compared with the manifest."""
+        """Give a folder with the checkpoint's files, compared with the manifest."""
         group = self._readers("restore_path", mode, local=False)
         checkpoint = open_on_all(group, self._store_of(storage_id), storage_id, self._before)
         with ExitStack() as stack:
@@ -171,7 +184,7 @@ class CheckpointReader:
     def _fetched(
         self, group: RankGroup, checkpoint: StoredCheckpoint, mode: DownloadMode, selector: Selector | None
     ) -> Iterator[Path]:
-        """A copy in a temporary folder, which goes when the block ends; what fails on one machine fails on all.
+        """Give a copy in a temporary folder, removed when the block ends; a failure on one node fails all.
 
         The ranks of a machine fetch into one folder. Then each has names of its own for the files, in a folder of its
         own, so that none has to wait for the others at the end.
@@ -197,12 +210,15 @@ class CheckpointReader:
 
     def _fetch(self, machine: RankGroup, checkpoint: StoredCheckpoint, own: Path, selector: Selector | None) -> None:
         """Fetch this rank's share of what any rank of the machine selects, then link the others' shares."""
-        manifest, disk = checkpoint.manifest, self._store.disk
+        manifest = checkpoint.manifest
+        disk = self._store.disk
         votes = machine.gather(lambda: (os.fspath(own), selected_paths(manifest, selector)))
 
         def plan() -> tuple[list[str], list[tuple[str, list[str]]]]:
             wanted = merge_selections(chosen for _, chosen in votes or [])
-            every = set(manifest.resources) if wanted is None else wanted
+            every = set(manifest.resources)
+            if wanted is not None:
+                every = wanted
             sizes = {path: file.size for path, file in manifest.files.items() if path in every}
             shares = split_files(sizes, range(machine.size))
             folders = [path for path in every if path.endswith("/")]
@@ -230,8 +246,8 @@ class CheckpointReader:
 
     @contextmanager
     def _temporary(self, storage_id: str) -> Iterator[Path]:
-        """A folder in the scratch folder, where the next to make one removes what the dead have left."""
-        assert self._scratch is not None, "a store that is no directory needs a scratch folder"
+        """Give a folder in the scratch folder, which first removes those of dead processes."""
+        assert self._scratch is not None, "a store other than a directory needs a scratch folder"
         owner = Owner.current(f"restored by rank {self._distributed.rank}, {next(self._uses)} of {id(self)}")
         base = f"{self._scratch.root}/{STAGING_DIR}/{storage_id}.{owner.tag}"
         self._scratch.make_staging_dir(base, owner)
@@ -243,13 +259,15 @@ class CheckpointReader:
             remove_quietly(self._scratch.disk, base)
 
     def metadata(self, storage_id: str) -> dict[str, Any]:
-        """The metadata of a checkpoint."""
+        """Return the metadata of a checkpoint."""
         return self._store_of(storage_id).open(storage_id).metadata()
 
     def written_by(self, storage_id: str) -> str | None:
-        """The run that wrote a checkpoint; None: it has no manifest that says so."""
+        """Return the run that wrote a checkpoint, or None without a manifest."""
         header = self._store_of(storage_id).open(storage_id).manifest.header
-        return None if header is None else header.run_id
+        if header is None:
+            return None
+        return header.run_id
 
     def delete(self, storage_id: str) -> dict[str, int]:
         """Delete a checkpoint; what was compared of it does not count any more."""
@@ -272,10 +290,14 @@ class CheckpointReader:
         if mode is DownloadMode.NoSharedDownload:
             return RankGroup.alone(call, ranks.rank)
         if local:
-            lane, index, size = ranks.local_channel(CHANNEL), ranks.local_rank, ranks.local_size
+            channel = ranks.local_channel(CHANNEL)
+            index = ranks.local_rank
+            size = ranks.local_size
         else:
-            lane, index, size = ranks.channel(CHANNEL), ranks.rank, ranks.size
-        return RankGroup(call, lane, rank=ranks.rank, index=index, size=size)
+            channel = ranks.channel(CHANNEL)
+            index = ranks.rank
+            size = ranks.size
+        return RankGroup(call, channel, rank=ranks.rank, index=index, size=size)
 
 
 def _seen(store: Store, storage_id: str, manifest: Manifest) -> StoredCheckpoint | None:
@@ -338,7 +360,10 @@ def verify(
     manifest = checkpoint.manifest
     votes = group.gather(lambda: selected_paths(manifest, selector))
     wanted = group.on_chief(lambda: merge_selections(votes or []))
-    files = set(manifest.files) if wanted is None else wanted.intersection(manifest.files)
+    if wanted is None:
+        files = set(manifest.files)
+    else:
+        files = wanted.intersection(manifest.files)
 
     def check() -> None:
         for names, digests in ((files.difference(known), True), (files.intersection(known), False)):
@@ -367,9 +392,11 @@ def check_unlisted(disk: Disk, checkpoint: StoredCheckpoint) -> None:
 
 
 def _foreign_steps(checkpoint: StoredCheckpoint) -> int | None:
-    """The steps that a checkpoint written by others says it has, if it does."""
+    """Return the steps in the metadata of a checkpoint without a manifest, or None."""
     try:
         steps = checkpoint.metadata().get("steps_completed")
     except CheckpointCorrupt:
         return None
-    return steps if isinstance(steps, int) else None
+    if isinstance(steps, int):
+        return steps
+    return None

@@ -66,8 +66,12 @@ class Retention:
     ) -> None:
         check_policy(policy)
         self.policy = policy
-        self._store, self._run_id, self._deleted = store, run_id, deleted
-        self._validations = None if folder is None else Validations(folder)
+        self._store = store
+        self._run_id = run_id
+        self._deleted = deleted
+        self._validations = None
+        if folder is not None:
+            self._validations = Validations(folder)
         self._metadata: dict[str, Mapping[str, Any]] = {}
         self._known: dict[str, Header] | None = None
         """The checkpoints of the run when they were looked up last, and those committed since."""
@@ -76,7 +80,7 @@ class Retention:
         self._damaged: set[str] = set()
         self._failed: set[str] = set()
         self._doubted = False
-        """Whether a metric that no checkpoint has was warned of."""
+        """Whether a warning named a metric that no checkpoint has."""
         self._warned = False
 
     def apply(self, committed: Mapping[str, Any] | None = None) -> list[str]:
@@ -105,7 +109,7 @@ class Retention:
             return []
 
     def evaluate_all(self) -> list[RetentionDecision]:
-        """What is to become of each checkpoint of the run, oldest first. Deletes nothing.
+        """Return the policy's decision on each checkpoint of the run, oldest first. Deletes nothing.
 
         Raises:
             StorageError: the store refused.
@@ -201,7 +205,7 @@ class Retention:
         return evaluate(self.policy, found, run_id=self._run_id, in_use=in_use, now=_clock.now())
 
     def _find_damaged(self, verdicts: Sequence[RetentionDecision]) -> set[str]:
-        """The newest ones, up to one that is whole, whose files are missing or have another size."""
+        """Return the newest ones, up to an intact one, whose files are missing or have another size."""
         damaged = set()
         for storage_id in (v.candidate.storage_id for v in reversed(verdicts)):
             if storage_id == self._committed:
@@ -220,7 +224,7 @@ class Retention:
         return damaged
 
     def candidates(self, headers: Sequence[Header]) -> list[Candidate]:
-        """The checkpoints as the policy sees them, with the metrics that it decides by.
+        """Return the checkpoints with the metrics that the policy decides by.
 
         Those are what was reported for a checkpoint's step, by any rank, else what its own metadata has.
 
@@ -238,11 +242,14 @@ class Retention:
         ]
 
     def _numbers(self, header: Header, names: Collection[str]) -> dict[str, float]:
-        reported = self._validations.of(header) if names and self._validations is not None else {}
+        reported = {}
+        if names and self._validations is not None:
+            reported = self._validations.of(header)
         numbers = {}
         for name in names:
             value = find_number(reported, name)
-            value = find_number(self._metadata_of(header), name) if value is None else value
+            if value is None:
+                value = find_number(self._metadata_of(header), name)
             if value is not None:
                 numbers[name] = value
         return numbers
@@ -265,7 +272,9 @@ class Retention:
         """
         if self._doubted or len(verdicts) < 2 or not verdicts[-1].unknown:
             return
-        reported = set() if self._validations is None else self._validations.names
+        reported = set()
+        if self._validations is not None:
+            reported = self._validations.names
         having = {name for v in verdicts for name in v.candidate.metrics}
         misnamed = sorted(self.policy.metrics - having - reported)
         held = [v for v in verdicts if v.reasons == v.unknown]
@@ -313,7 +322,10 @@ class Validations:
 
     def _take(self, restart: int, rank: int, record: Mapping[str, Any]) -> None:
         restored = record["kind"] == "restore"
-        step = record["body"].get("steps_completed") if restored else record["steps_completed"]
+        if restored:
+            step = record["body"].get("steps_completed")
+        else:
+            step = record["steps_completed"]
         if not isinstance(step, int):
             return
         self._began[restart] = min(step, self._began.get(restart, step))
@@ -322,7 +334,7 @@ class Validations:
             self.names.update(_names_in(record["metrics"]))
 
     def of(self, header: Header) -> dict[str, Any]:
-        """The metrics of a checkpoint: those of its step that count; of the ranks that differ the lowest rank's.
+        """Return the valid metrics of a checkpoint's step; where ranks differ, those of the lowest.
 
         None, if a restart since then began below that step: what it reported is about other weights.
         """
@@ -338,7 +350,7 @@ class Validations:
 
 
 def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
-    """The number called ``name``, where ``a.b`` may also be ``b`` within ``a``; None if there is none."""
+    """Return the number called ``name``, or None; ``a.b`` may also be ``b`` within ``a``."""
     for path in _paths(name):
         value: Any = metrics
         for key in path:
@@ -349,7 +361,7 @@ def find_number(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def _names_in(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The names of the values in metrics, with dots for those within another."""
+    """Yield the names of the values in metrics, with dots for those within another."""
     for key, value in metrics.items():
         if isinstance(value, Mapping):
             yield from _names_in(value, f"{prefix}{key}.")

@@ -20,8 +20,10 @@ from det_core.journal import Report, records_before
 
 logger = logging.getLogger("det_core.core")
 TOPIC = "first rows"
-MIN_ROWS, MAX_ROWS = 3, 20
-"""Rows before a checkpoint that tell how often a script reports: fewer say too little, more are not looked at."""
+MIN_ROWS = 3
+"""Minimum number of rows before a checkpoint that show how often a script reports."""
+MAX_ROWS = 20
+"""Maximum number of rows that are compared."""
 UNEVEN = 10
 """Widths between two rows, the largest of them, that may follow on each other where widths differ."""
 
@@ -56,8 +58,12 @@ class ScriptChecks:
     @property
     def name(self) -> str:
         """The run in messages."""
-        trial = self._run.info.trial if self._run.managed and self._run.info is not None else None
-        return f"run {self._run.run_id}" if trial is None else f"trial {trial.trial_id}"
+        trial = None
+        if self._run.managed and self._run.info is not None:
+            trial = self._run.info.trial
+        if trial is None:
+            return f"run {self._run.run_id}"
+        return f"trial {trial.trial_id}"
 
     def on_given(self, storage_id: str) -> None:
         """Note that the script has been given the files of a checkpoint."""
@@ -72,7 +78,9 @@ class ScriptChecks:
     def reported(self, storage_id: str) -> int | None:
         """Return the last training step that was reported before a checkpoint was begun here; None: none was."""
         step = self._reported.get(storage_id, -1)
-        return None if step < 0 else step
+        if step < 0:
+            return None
+        return step
 
     def on_committed(self, storage_id: str, steps_completed: int) -> None:
         """Warn of a checkpoint behind the reports: a resume from it takes good rows away."""
@@ -156,8 +164,13 @@ class ScriptChecks:
         if len(rows) < MIN_ROWS:
             return
         widths = {later - earlier for earlier, later in pairwise(reversed(rows))}
-        width = max(widths) if len(widths) == 1 else UNEVEN * max(widths)
-        saved = self._start.steps if self._start.is_start(storage_id) else last
+        if len(widths) == 1:
+            width = max(widths)
+        else:
+            width = UNEVEN * max(widths)
+        saved = last
+        if self._start.is_start(storage_id):
+            saved = self._start.steps
         if step > max(saved, last) + width:
             self._warn(
                 "first step",
@@ -197,7 +210,8 @@ class ScriptChecks:
         self._compare_ranks(first.group)
 
     def _compare_ranks(self, group: str) -> None:
-        chiefs, others = self._first_rows.get((group, True)), self._first_rows.get((group, False))
+        chiefs = self._first_rows.get((group, True))
+        others = self._first_rows.get((group, False))
         if chiefs is None or others is None or (key := chiefs.conflict(others)) is None:
             return
         self._warn(

@@ -1,4 +1,4 @@
-"""What ranks do together: steps in which all raise if one does, and one checkpoint of which each brings a part."""
+"""Checkpoints of several ranks: all ranks write one, or fail together."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _SIMPLE = {str, int, float, bool, type(None)}
 
 
 class Contribution(NamedTuple):
-    """What one rank has."""
+    """Files and metadata of one rank."""
 
     listing: Listing
     metadata: dict[str, Any]
     folder: Hashable = None
     """Identity of the folder; ranks that read the very same one cannot disagree."""
     given: bool = True
-    """False: this rank has nothing to bring, as it said."""
+    """Whether this rank was given a folder."""
 
 
 class Skipped(NamedTuple):
-    """Which of its files a rank does not bring, as a lower rank does."""
+    """Files of a rank that a lower rank stores instead."""
 
     same: frozenset[str] = frozenset()
-    """Those that it has from the very folder of the lower rank."""
+    """Files from the same folder as the lower rank's."""
     others: frozenset[str] = frozenset()
-    """Those of another folder, whose bytes are to be the same."""
+    """Files from another folder, whose bytes must be equal."""
 
 
 @dataclass
 class ShardPlan:
-    """What the ranks agreed on; the last two are known to the chief alone."""
+    """Plan of all ranks; metadata and directories are known to the chief alone."""
 
     listing: Listing
-    """What this rank has."""
+    """Files of this rank."""
     part: Skipped
     metadata: dict[str, Any]
     directories: list[str]
@@ -91,7 +91,7 @@ def write_shards(
 ) -> None:
     """Have every rank bring its files, and the chief compare and finish.
 
-    A rank hashes the files that a lower one brings, while all of them are busy: so a conflict is told after the
+    A rank hashes the files that a lower one brings, while all of them are busy: so a conflict raises after the
     writing, and nothing is read twice.
 
     Args:
@@ -131,7 +131,7 @@ def write_shards(
 
 
 def abort_quietly(staging: Staging) -> None:
-    """Abort a staging when there is something that matters more than an error in it."""
+    """Abort a staging; log an error, as a more important one is being raised."""
     try:
         staging.abort()
     except StorageError as e:
@@ -177,10 +177,10 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def plain_metadata(metadata: object) -> dict[str, Any]:
-    """A copy of ``metadata`` in which only JSON's types are left; scalars of numpy and torch become numbers.
+    """Return a copy of ``metadata`` in JSON's types; scalars of NumPy and torch become numbers.
 
     Raises:
-        ValueError: it is no dictionary, or holds what JSON cannot; the message has the path of the key.
+        ValueError: If it is not a dictionary, or JSON cannot hold a value; the message has the path of its key.
     """
     if (
         type(metadata) is dict
@@ -198,7 +198,7 @@ def require_steps_completed(metadata: Mapping[str, Any]) -> int:
     """Return ``metadata["steps_completed"]``.
 
     Raises:
-        ValueError: it is missing, or is no integer of at least 0.
+        ValueError: If it is missing, or not an integer of at least 0.
     """
     if "steps_completed" not in metadata:
         raise ValueError(f"metadata has no 'steps_completed': {STEPS_HINT}")

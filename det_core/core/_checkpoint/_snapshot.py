@@ -82,10 +82,10 @@ class SnapshotBuffer:
         """The tensors on it, to be used again: making one takes longer than a small copy."""
 
     def copy_state(self, state: Any) -> Any:
-        """A deep copy of a state, with its dense tensors on the CPU; what is changed afterwards does not reach it.
+        """Return a deep copy of a state, with its dense tensors on the CPU, that later changes do not reach.
 
         Tensors that share a storage share its copy: a ``state_dict()`` makes new tensors of tied weights, and their
-        bytes would be saved twice. What is no dense tensor is left to its own ``__deepcopy__``, on its own device.
+        bytes would be saved twice. Other values are left to their own ``__deepcopy__``, on their device.
 
         Raises:
             Exception: what in the state cannot be copied.
@@ -133,7 +133,7 @@ class SnapshotBuffer:
         return result
 
     def _memory(self, number: int, size: int, torch: Any) -> Any:
-        """Memory for a storage: that of the one at its place before, if it has the size."""
+        """Return memory for a storage: that of the previous one at its place, if it has the size."""
         if number == len(self._kept):
             self._kept.append(torch.UntypedStorage(size))
         elif self._kept[number].nbytes() != size:
@@ -144,7 +144,7 @@ class SnapshotBuffer:
 def _view(
     torch: Any, storage: Any, dtype: Any, offset: int, size: Any, stride: Any, kind: type, requires_grad: bool
 ) -> Any:
-    """A tensor on a storage."""
+    """Return a tensor on a storage."""
     tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
     return (
         torch.nn.Parameter(tensor, requires_grad)
@@ -154,7 +154,7 @@ def _view(
 
 
 def _tensors(state: Any, kind: type) -> Iterator[Any]:
-    """The tensors in dictionaries, lists and tuples at any depth, each once."""
+    """Yield the tensors in dictionaries, lists and tuples at any depth, each once."""
     kinds = (kind, Mapping, list, tuple)
     seen: dict[int, Any] = {}
     left = [state]
@@ -170,7 +170,7 @@ def _tensors(state: Any, kind: type) -> Iterator[Any]:
 
 
 def _is_dense(tensor: Any, torch: Any) -> bool:
-    """Whether a tensor is no more than numbers in a storage."""
+    """Return whether this is a plain dense tensor."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -205,7 +205,11 @@ class _File:
     """A file as ``torch.save`` wants one."""
 
     def __init__(self, disk: Disk, path: str, fd: int, tick: Progress) -> None:
-        self._disk, self._path, self._fd, self._tick, self._size = disk, path, fd, tick, 0
+        self._disk = disk
+        self._path = path
+        self._fd = fd
+        self._tick = tick
+        self._size = 0
         self.error: BaseException | None = None
 
     def write(self, data: bytes | memoryview) -> int:

@@ -1,4 +1,4 @@
-"""What a script gives to be saved: folders to ``upload()``, files beside a state in ``save()``."""
+"""Sources of a checkpoint: folders to ``upload()``, files beside a state in ``save()``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class UploadSource:
         """See that it can be uploaded to the store at ``root``.
 
         Raises:
-            ValueError: there is no such folder, or the store lies in it, and nothing says what to leave out.
+            ValueError: If the folder does not exist, or the store is in it and no selector excludes that.
             RuntimeError: a selector without a folder.
         """
         if not self._given:
@@ -59,7 +59,7 @@ class UploadSource:
                 raise ValueError(f"ckpt_dir {path} holds the checkpoint store {root}: save into another folder")
 
     def offer(self, metadata: dict[str, Any]) -> Contribution:
-        """What is wanted of it, with this rank's metadata."""
+        """Return the selected files, with this rank's metadata."""
         if not self._given:
             return Contribution(Listing(), metadata, given=False)
         if "" in self._paths:
@@ -132,7 +132,10 @@ def _refuse_conflicts(files: Sequence[str], copies: Sequence[Listing]) -> None:
     folders = parent_folders(counts).union(*(listing.directories for listing in copies))
     for path, count in counts.items():
         if count > 1 or f"{path}/" in folders:
-            what = "two files" if count > 1 else "a file and a folder"
+            if count > 1:
+                what = "two files"
+            else:
+                what = "a file and a folder"
             raise ValueError(f"name= and files= give {what} the path {path!r}: rename one of them")
 
 
@@ -143,14 +146,17 @@ def check_file_name(name: str) -> None:
 
 
 def _identity(folder: str) -> Hashable:
-    """What tells a folder from any other, also on another host. An inode alone does not, nor does its path."""
+    """Return the identity of a folder, unique across hosts; neither an inode nor a path alone is that."""
     found = os.stat(folder)
     return host_id(), found.st_dev, found.st_ino
 
 
 def _scan_under(name: str, disk: Disk, path: str, selector: Selector | None) -> Listing:
-    """What lies in a folder, as it is called in the checkpoint that has it under ``name``."""
-    wanted = None if selector is None else lambda inner: selector(f"{name}/{inner}")
-    found = scan(disk, path, wanted, exclude=(META_DIR,))
+    """Return the files of a folder, by their paths in a checkpoint with the folder under ``name``."""
+
+    def is_selected(inner: str) -> bool:
+        return selector is None or selector(f"{name}/{inner}")
+
+    found = scan(disk, path, is_selected, exclude=(META_DIR,))
     files = {f"{name}/{inner}": source for inner, source in found.files.items()}
     return Listing(files, [f"{name}/", *(f"{name}/{inner}" for inner in found.directories)])

@@ -41,7 +41,9 @@ class StartCheckpoint:
         self.candidates = [*unlisted, *([] if storage_id is None else [storage_id])]
         self.is_fixed = False
         self.is_id_read = False
-        self.steps = 0 if unlisted else steps_completed
+        self.steps = steps_completed
+        if unlisted:
+            self.steps = 0
         self._given = (storage_id, steps_completed)
         self._info = info
 
@@ -64,11 +66,15 @@ class StartCheckpoint:
 
     def given_steps(self, storage_id: str) -> int | None:
         """Return the steps that were handed over with a checkpoint: 0 with that of another trial, whatever it says."""
-        return self._given[1] if storage_id == self._given[0] else None
+        if storage_id == self._given[0]:
+            return self._given[1]
+        return None
 
     def peek(self) -> str | None:
         """Return the checkpoint without fixing it."""
-        return self.candidates[0] if self.candidates else None
+        if self.candidates:
+            return self.candidates[0]
+        return None
 
     def choose(self, storage_id: str, steps_completed: int) -> None:
         """Start from this checkpoint."""

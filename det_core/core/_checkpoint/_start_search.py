@@ -42,13 +42,17 @@ class StartSearch:
         run_id: str,
         say: Callable[[str], None],
     ) -> None:
-        self._distributed, self._store, self._reader = distributed, store, reader
-        self._start, self._run_id, self._say = start, run_id, say
+        self._distributed = distributed
+        self._store = store
+        self._reader = reader
+        self._start = start
+        self._run_id = run_id
+        self._say = say
 
     def choose(self) -> None:
-        """Choose the checkpoint to start from, before anything is said of it.
+        """Choose the checkpoint to start from, before a message names it.
 
-        If none is intact, a person is told, and restoring raises it: a script that restores nothing may run.
+        If none is intact, print that; restoring raises it: a script that restores nothing may run.
         """
         try:
             self.first_intact(DownloadMode.LocalWorkersShareDownload, self._check)
@@ -94,7 +98,9 @@ class StartSearch:
         raise kind(f"no checkpoint of run {self._run_id} is intact: {_reasons(passed)}; to begin anew, start a new run")
 
     def _on_chief(self, mode: DownloadMode, work: Callable[[], T]) -> T:
-        return work() if mode is DownloadMode.NoSharedDownload else on_chief(self._distributed, "user", work)
+        if mode is DownloadMode.NoSharedDownload:
+            return work()
+        return on_chief(self._distributed, "user", work)
 
     def _older(self, storage_id: str) -> list[str]:
         """Return the checkpoints of this run before another, newest first."""
