@@ -153,10 +153,7 @@ def _identity(folder: str) -> Hashable:
 
 def _scan_under(name: str, disk: Disk, path: str, selector: Selector | None) -> Listing:
     """Return the files of a folder, by their paths in a checkpoint with the folder under ``name``."""
-
-    def is_selected(inner: str) -> bool:
-        return selector is None or selector(f"{name}/{inner}")
-
-    found = scan(disk, path, is_selected, exclude=(META_DIR,))
+    wanted = selector and (lambda inner: selector(f"{name}/{inner}"))
+    found = scan(disk, path, wanted, exclude=(META_DIR,))
     files = {f"{name}/{inner}": source for inner, source in found.files.items()}
     return Listing(files, [f"{name}/", *(f"{name}/{inner}" for inner in found.directories)])
