@@ -35,7 +35,7 @@ class EpochGenerator(torch.Generator):
 
 
 class EpochLoader:
-    """What the Trainer iterates over in place of a user's loader, whose attributes it has.
+    """Loader that the Trainer iterates over in place of a user's loader, with the attributes of that one.
 
     A torch ``DataLoader`` of a map-style dataset is rebuilt around an :class:`EpochOrder`. Anything else is iterated
     as it is: every rank draws all of its batches and takes its share, and a resume in the middle of an epoch passes
@@ -49,7 +49,7 @@ class EpochLoader:
         rank, size: which of the ranks this is.
         even: as in :class:`EpochOrder`.
         device: where batches go.
-        shared: accelerate's ``GradientState``, which is told when batches are drawn; None: there is none.
+        shared: accelerate's ``GradientState``, updated when batches are drawn; None without one.
 
     Attributes:
         end_of_dataloader: whether the last batch was given.
@@ -110,11 +110,11 @@ class EpochLoader:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Of the user's loader, so that who asks whether this is a ``DataLoader`` hears that it is."""
+        """Class of the user's loader, so that ``isinstance(loader, DataLoader)`` holds."""
         return type(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch is next, as of accelerate's loaders."""
+        """Set the next epoch, as on accelerate's loaders."""
         self.begin(epoch)
 
     def __len__(self) -> int:
@@ -132,7 +132,9 @@ class EpochLoader:
     @property
     def iterated(self) -> Any:
         """The loader that batches are from: the user's, or the one that was rebuilt from it."""
-        return self.loader if self._order is None else self._rebuilt
+        if self._order is None:
+            return self.loader
+        return self._rebuilt
 
     def begin(self, epoch: int, first: int = 0) -> None:
         """Say which epoch the next iteration is of, counted from 0, and with which batch of this rank it begins."""
@@ -168,7 +170,7 @@ class EpochLoader:
         return self._counted(batches if self.device.type == "cpu" else map(mover(self.device), batches))
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Count what is given, which accelerate's state is told of until there is no more, as by its own loaders."""
+        """Count batches, and keep accelerate's state up to date until the last, as its own loaders do."""
         shared = self._shared
         length = length_of(self)
         if shared is not None:
@@ -183,20 +185,22 @@ class EpochLoader:
 
 
 def _sampler(loader: Any) -> Any:
-    """What orders a loader's indices: its sampler, or that of its own batch_sampler."""
+    """Return the sampler of a loader, or of its own batch_sampler."""
     return getattr(getattr(loader, "batch_sampler", None), "sampler", getattr(loader, "sampler", None))
 
 
 def default_workers() -> int:
-    """Worker processes of a loader: this machine's share of the processors that this process may use, at least 1."""
+    """Return the worker processes of a loader: this rank's share of the processors of the process, at least 1."""
     local = int(Environment.read().launch.get("LOCAL_WORLD_SIZE", 1))
     return max(len(os.sched_getaffinity(0)) // local, 1)
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """How many samples a loader's batches have, if it says so."""
+    """Return the number of samples in a loader's batches, or None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    return size if isinstance(size, int) else None
+    if isinstance(size, int):  # of a user-defined loader, an attribute of this name may be anything
+        return size
+    return None
 
 
 def begin(loader: Any, epoch: int, first: int = 0) -> None:
@@ -213,5 +217,7 @@ def reseed(loader: Any, seed: int) -> None:
 
 
 def whole_length(loader: Any) -> int | None:
-    """How many batches all ranks together have of a loader; of one of the user's, how many this rank has."""
-    return length_of(getattr(loader, "loader", loader) if getattr(loader, "_is_det_core", False) else loader)
+    """Return the number of batches of all ranks together; of a user-defined loader, that of this rank."""
+    if getattr(loader, "_is_det_core", False):
+        loader = loader.loader
+    return length_of(loader)

@@ -39,7 +39,7 @@ class Stops:
             raise stop
         self.stop = self.stop or stop
 
-    def try_to(self, call: Callable[[], Any]) -> None:
+    def catching_stop(self, call: Callable[[], Any]) -> None:
         """Call a function that may raise a stop."""
         try:
             call()

@@ -1,4 +1,4 @@
-"""The loop of a training and of an evaluation: epochs, batches, updates, stops that all ranks agree on."""
+"""Loops of training and evaluation: epochs, batches, updates, and stops agreed on by all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, n
 from det_core.accelerated._batches import check_given, evaluation_batches, in_groups, training_batches
 from det_core.accelerated._data import whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
-from det_core.accelerated._managed import Managed, Ranks, counts_of, open_context
+from det_core.accelerated._managed import CoreBridge, Ranks, counts_of, open_context
 from det_core.accelerated._strategy import Strategy
 from det_core.accelerated.run_config import TrainerRunConfig
 
@@ -24,46 +24,48 @@ logger = logging.getLogger("det_core.accelerated")
 
 
 class TrainingLoop(TrainerBase):
-    """Runs what a Trainer has prepared. Whatever it calls through ``self`` may be overridden."""
+    """Loop over what a Trainer has prepared; methods called through ``self`` can be overridden."""
 
-    # a training
+    # Training.
 
     def _run_training(self) -> None:
-        """Train the epochs of ``self.run_config``, or those that a resume has left."""
+        """Train the epochs of ``self.run_config``, or those that remain after a resume."""
         session = self._det_core
-        with opened(self):  # by train(), or here for a method of the user's own like it
-            run = session.run if session.is_loaded else Run()
+        with opened(self):  # train() has opened it; a user-defined method in its place has not
+            run = session.run
+            if not session.is_loaded:
+                run = Run()
             if session.run.is_begun or begin_run(self, run, session.is_loaded or None):
                 _train(self)
 
     def _run_train_epoch(self, train_dl: Any) -> bool:
-        """Train an epoch, or the rest of one that is resumed; whether this is the last one, as the updates asked for
-        are made."""
+        """Train an epoch, or the rest of a resumed one; return whether updates have reached the limit of the run."""
         session = self._det_core
-        run = self._det_core.run
+        run = session.run
         handler = self.callback_handler
         whole = self._train_dataloader
         if run.left:
             return True
-        if run.part:  # that of a loop over epochs which does not count them here
+        if run.part:  # in a user-defined loop over epochs, which does not count them
             run.epoch += 1
             run.batch = 0
             run.part = 0
         if not run.batch:
             _restore_random(self)
-        session.try_to(self.train_epoch_start)
+        session.catching_stop(self.train_epoch_start)
         if not run.batch:
             self._loss_tracker.reset()
-            run.norms, run.window = [], (0.0, 0)
+            run.norms = []
+            run.window = (0.0, 0)
             for metric in named(session.train_metrics).values():
                 metric.reset()
         handler.call_event("on_train_epoch_start", self)
         if train_dl is whole:
-            train_dl = self._train_dataloader  # a callback may have put another in its place
+            train_dl = self._train_dataloader  # a callback may have replaced it
         _train_batches(self, train_dl)
         if run.left:
             return run.ended
-        session.try_to(self.train_epoch_end)
+        session.catching_stop(self.train_epoch_end)
         self._add_epoch_loss_to_run_history("train_loss_epoch")
         if run.norms:
             self.run_history.update_metric("train_gradient_norm", float(torch.stack(run.norms).mean()))
@@ -75,11 +77,11 @@ class TrainingLoop(TrainerBase):
         return run.ended
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-        """Compute the loss of a batch and its gradients; the update is the loop's."""
+        """Compute the loss of a batch and its gradients; the loop makes the update."""
         session = self._det_core
         config = self.run_config
         run = session.run
-        if not run.in_epoch:  # of the user's own, where nobody has asked for them
+        if not run.in_epoch:  # in a user-defined epoch, which does not resolve them
             _resolve_events(self)
         if session.step_start is not None:
             session.step_start(self)
@@ -93,17 +95,17 @@ class TrainingLoop(TrainerBase):
             session.step_end(self, batch=batch, batch_output=output, step=step)
         group = run.group or config.gradient_accumulation_steps
         if config.is_distributed and config.gradient_accumulation_steps > 1 and "num_items_in_batch" in output:
-            loss = loss * config.num_processes  # a mean over the tokens of all ranks already
+            loss = loss * config.num_processes  # a mean over the tokens of all ranks, and DDP averages once more
         if group > 1:
             loss = loss / group
         self.backward_step(loss)
         if not run.in_epoch and config.gradient_clip_value is not None:
             self._clip_gradients()
 
-    # an evaluation
+    # Evaluation.
 
     def _run_evaluation(self) -> None:
-        """Evaluate once, on what ``evaluate()`` has prepared."""
+        """Evaluate once with the loader that ``evaluate()`` has prepared."""
         with opened(self):
             handler = self.callback_handler
             session = self._det_core
@@ -129,58 +131,66 @@ class TrainingLoop(TrainerBase):
 
         Args:
             valid_dl: the loader.
-            is_training: whether this is part of a training run.
-            is_intermediate: whether training goes on in the same epoch: its metrics do not stay in the history.
+            is_training: whether it is part of a training run.
+            is_intermediate: whether training continues in the same epoch; metrics are then deleted from the history.
         """
         session = self._det_core
         handler = self.callback_handler
         history = self.run_history
         whole = self._eval_dataloader
-        kind = "intermediate_eval" if is_intermediate else "eval" if is_training else "evaluation"
+        kind = "evaluation"
+        if is_training:
+            kind = "eval"
+        if is_intermediate:
+            kind = "intermediate_eval"
         before = counts_of(history)
         with _evaluation_state(self):
-            session.try_to(self.eval_epoch_start)
+            session.catching_stop(self.eval_epoch_start)
             handler.call_event("on_eval_epoch_start", self, is_intermediate=is_intermediate)
             if valid_dl is whole:
                 valid_dl = self._eval_dataloader
             with torch.no_grad(), session.strategy.evaluating(self.model):
                 _eval_batches(self, valid_dl)
-            session.try_to(self.eval_epoch_end)
+            session.catching_stop(self.eval_epoch_end)
             self._add_epoch_loss_to_run_history("eval_loss_epoch" if kind == "eval" else f"{kind}_loss")
             _record_metrics(self, session.metrics, f"{kind}_")
             handler.call_event("on_eval_epoch_end", self, is_intermediate=is_intermediate)
         if session.managed is not None:
             session.managed.report_evaluation(self, before, "validation" if is_training else "evaluation")
         if is_intermediate:
-            passing = f"{history.metric_name_prefix}intermediate_eval_"
-            for name in [n for n in history.get_metric_names() if n.startswith(passing)]:
+            prefix = f"{history.metric_name_prefix}intermediate_eval_"
+            for name in [n for n in history.get_metric_names() if n.startswith(prefix)]:
                 history.delete_metric(name)
 
-    # losses
+    # Losses.
 
     def _update_loss_tracker(self, batch_loss: Any, batch_size: int) -> None:
-        """Count a batch's loss, or the mean of its losses. On a CPU it is read once, for everybody; on another device
-        nobody waits for it."""
-        if batch_loss.is_cpu:
-            value = batch_loss.item() if batch_loss.numel() == 1 else batch_loss.detach().mean().item()
-        else:
-            value = batch_loss.detach().mean()
+        """Count the loss of a batch, or the mean of its losses."""
+        is_on_cpu = batch_loss.is_cpu
+        value = batch_loss
+        if not is_on_cpu or value.numel() != 1:
+            value = value.detach().mean()
+        if is_on_cpu:  # read once for all users; on other devices item() would wait for the step
+            value = value.item()
         self._det_core.batch_loss = value
         self._loss_tracker.update(value, batch_size)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
-        """Record the mean loss of all samples, of all ranks."""
+        """Record the mean loss over the samples of all ranks."""
         tracker = self._loss_tracker
         total, count = self._det_core.strategy.sums([tracker.total_loss, tracker.running_count]).tolist()
-        self.run_history.update_metric(metric_name, total / count if count else float("nan"))
+        mean = float("nan")
+        if count:
+            mean = total / count
+        self.run_history.update_metric(metric_name, mean)
 
 
-# before and after a run
+# Before and after a run.
 
 
 @contextmanager
 def opened(trainer: TrainingLoop) -> Iterator[None]:
-    """Around a run, once: all is given back as it was, whatever happens; ranks that wait are told of an error."""
+    """Prepare a run, and restore the Trainer after it; send an error to ranks that wait. Nested uses do nothing."""
     session = trainer._det_core
     if session.is_open:
         yield
@@ -190,7 +200,7 @@ def opened(trainer: TrainingLoop) -> Iterator[None]:
         connect(trainer)
         yield
     except RuntimeError:
-        if session.several and session.ranks is not None:  # torch only says that a connection was closed
+        if session.several and session.ranks is not None:  # torch reports only a closed connection
             session.ranks.distributed.raise_if_peer_failed()
         raise
     finally:
@@ -207,10 +217,10 @@ def opened(trainer: TrainingLoop) -> Iterator[None]:
 
 
 def connect(trainer: TrainingLoop) -> None:
-    """Find the accelerator, the core's context and the other ranks, as they are now.
+    """Look up the current accelerator, core context and ranks.
 
     Raises:
-        ValueError: the context is one of another number of ranks.
+        ValueError: If the context has another number of ranks.
     """
     session = trainer._det_core
     if session.strategy.accelerator is not trainer._accelerator:
@@ -218,21 +228,25 @@ def connect(trainer: TrainingLoop) -> None:
     size = session.strategy.num_processes
     context = open_context(session.given_context)
     if context is not None and context.distributed.size != size:
-        remedy = (
-            "give core.init(distributed=core.DistributedContext.detect())" if size > 1 else
-            "accelerate finds ranks of torch's launchers, and on CPUs an Accelerator of your own needs cpu=True"
-        )  # fmt: skip
+        remedy = "give core.init(distributed=core.DistributedContext.detect())"
+        if size == 1:
+            remedy = (
+                "accelerate finds ranks of torch's launchers, and on CPUs an Accelerator of your own needs cpu=True"
+            )
         raise ValueError(
             f"the core context has {context.distributed.size} rank(s), and the model is trained by {size}: {remedy}"
         )
     session.several = size > 1
-    session.managed = None if context is None else Managed.of(context)
-    if context is not None or session.ranks is None:
-        session.ranks = context or (Ranks() if size > 1 else None)
+    session.managed = None
+    if context is not None:
+        session.managed = CoreBridge.of(context)
+        session.ranks = context
+    elif session.ranks is None and size > 1:
+        session.ranks = Ranks()
 
 
 def begin_run(trainer: TrainingLoop, run: Run, resume_from: Any = None) -> bool:
-    """Begin a run, or go on with it from a checkpoint; False: nothing of it is left to do."""
+    """Begin a run, or resume it from a checkpoint; return whether there is something left to train."""
     session = trainer._det_core
     if not session.is_loaded:
         session.resumed = None
@@ -246,10 +260,10 @@ def begin_run(trainer: TrainingLoop, run: Run, resume_from: Any = None) -> bool:
 
 
 def _compare_ranks(trainer: TrainingLoop) -> None:
-    """Say before the first batch if ranks would wait for each other for ever.
+    """Compare data and options of the ranks before the first batch, so that none waits forever.
 
     Raises:
-        ValueError: data or options differ between ranks.
+        ValueError: If data or options differ between ranks.
     """
     session = trainer._det_core
     config = trainer.run_config
@@ -259,8 +273,11 @@ def _compare_ranks(trainer: TrainingLoop) -> None:
     for kind in ("train", "eval"):
         loader = getattr(trainer, f"_{kind}_dataloader")
         dataset = getattr(trainer, f"{kind}_dataset")
-        mine[f"the length of {kind}_dataset"] = None if loader is None else length_of(dataset)
-        mine[f"the length of the {kind} loader"] = None if loader is None else whole_length(loader)
+        lengths: tuple[int | None, int | None] = (None, None)
+        if loader is not None:
+            lengths = (length_of(dataset), whole_length(loader))
+        mine[f"the length of {kind}_dataset"] = lengths[0]
+        mine[f"the length of the {kind} loader"] = lengths[1]
     for name in ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value"):
         mine[name] = getattr(config, name, None)
     for name in ("clip_norm", "evaluate_every", "report_every", "checkpoint_every"):
@@ -276,7 +293,7 @@ def _compare_ranks(trainer: TrainingLoop) -> None:
 
 
 def _unprepare(trainer: TrainingLoop) -> None:
-    """Give model and optimizers back as they were given, whatever has happened."""
+    """Restore model and optimizers as the user built them."""
     strategy = trainer._det_core.strategy
     trainer.model = strategy.unwrap_model(trainer.model)
     strategy.release(trainer.model)
@@ -284,7 +301,7 @@ def _unprepare(trainer: TrainingLoop) -> None:
     trainer.optimizer = shaped(trainer.optimizer, plain)
 
 
-# a training
+# Training.
 
 
 def _train(trainer: TrainingLoop) -> None:
@@ -299,7 +316,7 @@ def _train(trainer: TrainingLoop) -> None:
             session.resumed.restore_callbacks(callbacks_of(trainer))
         run.ended = _is_at_limit(trainer)
         try:
-            _heed_requests(trainer)  # also the first call of a process, from which on signals are caught
+            _handle_stop_requests(trainer)  # also the first call in a process, which starts to catch signals
             if managed is not None and not session.preempted:
                 managed.start(trainer)
             while not run.left and (run.batch or not (run.ended or run.epoch >= epochs_of(trainer.run_config))):
@@ -308,12 +325,12 @@ def _train(trainer: TrainingLoop) -> None:
                 except Exception as e:
                     if not _is_stop(trainer, e):
                         raise
-                    _heed_requests(trainer)
+                    _handle_stop_requests(trainer)
             if session.preempted:
                 return
         except StopTrainingError as e:
             run.stopped = _stopped(trainer, e)
-        _restore_random(trainer)  # where no epoch was left
+        _restore_random(trainer)  # if all epochs were trained before the resume
         if managed is not None:
             managed.end(trainer)
         trainer.training_run_end()
@@ -341,7 +358,7 @@ def _run_epoch(trainer: TrainingLoop) -> None:
     if trainer.eval_dataset is not None and run.part < 2:
         trainer._run_eval_epoch(trainer._eval_dataloader)
     run.part = 2
-    session.try_to(trainer.training_run_epoch_end)
+    session.catching_stop(trainer.training_run_epoch_end)
     trainer._det_core_epoch_done()
     trainer.callback_handler.call_event("on_training_run_epoch_end", trainer)
     _agree_on_stops(trainer)
@@ -359,7 +376,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     """Train the batches of an epoch from ``run.batch`` on.
 
     Raises:
-        RuntimeError: there is none, or fewer than the loader's length.
+        RuntimeError: If the loader gives none, or fewer than its length.
     """
     session = trainer._det_core
     config = trainer.run_config
@@ -374,7 +391,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     _resolve_events(trainer)
     if session.managed is not None:
         session.managed.start_epoch(trainer)
-    _restore_random(trainer)  # in the middle of an epoch last of all: what comes before may draw random numbers
+    _restore_random(trainer)  # last, as opening the loader may draw random numbers
     perform = trainer._perform_forward_and_backward_passes
     accumulation = run.accumulation
     step = run.batch
@@ -387,7 +404,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
         if run.ended:
             return
         for batch in batches:
-            if step == run.length:  # of a loader that is not ours, after a resume
+            if step == run.length:  # a user-defined loader may start from 0 after a resume
                 break
             if step == short_from:
                 run.group = rest
@@ -426,7 +443,7 @@ def _resolve_events(trainer: TrainingLoop) -> None:
 
 
 def _after_update(trainer: TrainingLoop) -> bool:
-    """What comes between an update and the next batch; whether to leave the epoch."""
+    """Evaluate, report, save and stop as due after an update; return whether to leave the epoch."""
     session = trainer._det_core
     run = session.run
     managed = session.managed
@@ -435,47 +452,48 @@ def _after_update(trainer: TrainingLoop) -> bool:
     if session.on_update is not None:
         session.on_update(trainer)
     while run.after_update:
-        session.try_to(run.after_update.pop(0))
+        session.catching_stop(run.after_update.pop(0))
     run.ended = run.ended or _is_at_limit(trainer)
-    is_last = run.ended or run.batch == run.length  # whose model the epoch's end evaluates
-    every = None if is_last or trainer.eval_dataset is None else run.evaluate_every
-    if every and run.updates % every == 0:
+    is_last = run.ended or run.batch == run.length  # the end of the epoch evaluates the same model
+    is_due = run.evaluate_every and run.updates % run.evaluate_every == 0
+    if is_due and not is_last and trainer.eval_dataset is not None:
         trainer._run_eval_epoch(trainer._eval_dataloader, is_intermediate=True)
     if managed is not None:
         if managed.wants_evaluation(trainer) and trainer.eval_dataset is not None:
             trainer._run_eval_epoch(trainer._eval_dataloader)
         managed.after_update(trainer)
     if session.ranks is not None and not run.left:
-        _heed_requests(trainer)
+        _handle_stop_requests(trainer)
     run.in_step = True
     return run.ended or run.left
 
 
 def epochs_of(config: TrainerRunConfig) -> int:
-    """The epochs of a run: without end, where updates are counted and nobody knows how many an epoch has."""
-    endless = limit_of(config) is not None and config.num_update_steps_per_epoch is None
-    return sys.maxsize if endless else config.num_epochs
+    """Return the number of epochs; unbounded if updates are limited and those of an epoch are unknown."""
+    if limit_of(config) is not None and config.num_update_steps_per_epoch is None:
+        return sys.maxsize
+    return config.num_epochs
 
 
 def limit_of(config: TrainerRunConfig) -> int | None:
-    """The updates of all ranks together after which a run ends; None: its epochs say.
-
-    The bound of one that was given none, an update more than its epochs have, stops nobody: it counts updates of all
-    ranks as if they were one's, and a run that goes on with batches of another size has more.
-    """
+    """Return the updates of all ranks together after which a run ends, or None if its epochs decide."""
     limit = config.max_num_train_steps
-    each = config.num_update_steps_per_epoch
-    return None if each is not None and limit == config.num_epochs * each + 1 else limit
+    per_epoch = config.num_update_steps_per_epoch
+    # The default limit of the original, one update more than all epochs have, must not end a run: it is counted as if
+    # there were one rank, and a resume with smaller batches has more updates.
+    if per_epoch is not None and limit == config.num_epochs * per_epoch + 1:
+        return None
+    return limit
 
 
 def _is_at_limit(trainer: TrainingLoop) -> bool:
-    """Whether the updates of all ranks that were asked for are made."""
+    """Return whether the updates of all ranks have reached the limit."""
     config = trainer.run_config
-    limit = limit_of(trainer.run_config)
+    limit = limit_of(config)
     return limit is not None and trainer._det_core.run.updates * config.num_processes >= limit
 
 
-# resumes and stops
+# Resumes and stops.
 
 
 def _restore_random(trainer: TrainingLoop) -> None:
@@ -487,9 +505,9 @@ def _restore_random(trainer: TrainingLoop) -> None:
         set_random_state(resumed.random)
 
 
-def _heed_requests(trainer: TrainingLoop) -> None:
-    """Request a pending stop; when the ranks agree on one, save and return (preemption) or raise (script). Each rank
-    makes equally many of these calls."""
+def _handle_stop_requests(trainer: TrainingLoop) -> None:
+    """Request a pending stop; when the ranks agree on one, save and return (preemption) or raise (script)."""
+    # Ranks agree on the number of a call, so each of them must make the same number of calls.
     session = trainer._det_core
     if session.ranks is None:
         return
@@ -509,31 +527,32 @@ def _heed_requests(trainer: TrainingLoop) -> None:
 
 
 def _is_stop(trainer: TrainingLoop, error: Exception) -> bool:
-    """Return whether an error is a loader's, of a worker that died of the signal to stop, say.
-
-    Several ranks cannot stop together by it, as the others may be in the middle of a batch: there the loader was opened
-    again, and has failed again.
-    """
+    """Return whether an error is a loader's that a stop has caused, such as a worker killed by the signal."""
     session = trainer._det_core
     run = session.run
+    # Several ranks cannot stop together at it, as others may be within a batch: their loader was opened again, and
+    # this is its second failure.
     if error is not session.loader_error or session.several or session.ranks is None:
         return False
     if not comes_with_stop(error, session.ranks.preempt):
         return False
     if not run.part and run.batch != run.length:
-        run.batch -= run.batch % run.accumulation  # gradients that no update has used yet are computed again
+        run.batch -= run.batch % run.accumulation  # gradients without an update are not in the checkpoint
     logger.warning("the loader failed after a signal to stop: %s", error)
     return True
 
 
 def _agree_on_stops(trainer: TrainingLoop) -> None:
-    """At the end of an epoch or an evaluation: if one rank wants a stop, all stop."""
+    """Stop all ranks at the end of an epoch or an evaluation if one of them requests it."""
     session = trainer._det_core
     if not session.several:
         return
     stop, asked = session.taken()
-    everyone = session.ranks.distributed.allgather((None if stop is None else str(stop), asked))
-    if any(asked for _, asked in everyone):  # not answered yet; later runs are not to be stopped by it
+    text = None
+    if stop is not None:
+        text = str(stop)
+    everyone = session.ranks.distributed.allgather((text, asked))
+    if any(asked for _, asked in everyone):  # wait for the answer, which would stop a later run
         while not session.ranks.preempt.should_preempt():
             continue
     if texts := [text for text, _ in everyone if text is not None]:
@@ -541,20 +560,20 @@ def _agree_on_stops(trainer: TrainingLoop) -> None:
 
 
 def _stopped(trainer: TrainingLoop, stop: StopTrainingError) -> StopTrainingError:
-    """A stop has come to the end of a run: said, and told to callbacks."""
+    """Print a stop that ends the run, and notify callbacks."""
     if trainer._det_core.several and not isinstance(stop, AgreedStop):
-        raise stop  # the others are in the middle of something: this ends them as any error does
+        raise stop  # the others wait in a collective: end them as any error does
     trainer.print(stop)
     trainer.callback_handler.call_event("on_stop_training_error", trainer)
     return stop
 
 
-# an evaluation
+# Evaluation.
 
 
 @contextmanager
 def _evaluation_state(trainer: TrainingLoop) -> Iterator[None]:
-    """A loss tracker for the evaluation; in the middle of an epoch its own, and modules get their modes back."""
+    """Give an evaluation a loss tracker; within a training epoch, also restore the modes of modules after it."""
     tracker = trainer._loss_tracker
     if not trainer._det_core.run.in_epoch:
         tracker.reset()
@@ -594,17 +613,20 @@ def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
         if everyone != [share(given, rank, len(everyone), even=False) for rank in range(len(everyone))]:
             raise ValueError(
                 f"the ranks differ in the evaluation data: they have {', '.join(map(str, everyone))} batches, which "
-                "are no shares of the same ones. Give all of them the same data"
+                "are not shares of the same data. Give all of them the same data"
             )
         check_given("evaluation", given, None)
-    elif given or not session.several or whole_length(valid_dl) == 0:  # one of several ranks may have none
+    elif given or not session.several or whole_length(valid_dl) == 0:  # a share of one rank may be empty
         check_given("evaluation", given, length_of(valid_dl))
 
 
 def _record_metrics(trainer: TrainingLoop, metrics: Any, prefix: str) -> None:
-    """Compute what was counted, over all ranks, and record it."""
+    """Compute metrics over all ranks, and record them."""
     for name, metric in named(metrics).items():
-        value = metric.compute()
-        for key, one in (value if isinstance(value, Mapping) else {name: value}).items():
-            number = isinstance(one, torch.Tensor) and one.numel() == 1
-            trainer.run_history.update_metric(f"{prefix}{key}", one.item() if number else one)
+        values = metric.compute()
+        if not isinstance(values, Mapping):
+            values = {name: values}
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                value = value.item()
+            trainer.run_history.update_metric(f"{prefix}{key}", value)

@@ -1,8 +1,8 @@
-"""What a user saves: a checkpoint in one file, and folders in accelerate's layout that a training goes on from.
+"""Saves by the user: checkpoints in one file, and training states in directories with accelerate's layout.
 
-Such a folder has ``model.safetensors``, ``optimizer.bin``, ``custom_checkpoint_<n>.pkl`` (schedulers), ``scaler.pt``,
-``random_states_<rank>.pkl`` and ``trainer_metadata.pt``, as the original writes them, and ``trainer_state.pt`` beside
-them: what a checkpoint of the core has more.
+A training state has ``model.safetensors``, ``optimizer.bin``, ``custom_checkpoint_<n>.pkl`` (schedulers),
+``scaler.pt``, ``random_states_<rank>.pkl`` and ``trainer_metadata.pt``, as the original writes them, and
+``trainer_state.pt`` with the rest of a checkpoint of the core.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ BESIDE = "trainer_state.pt"
 
 
 class Saves(TrainerBase):
-    """Saving and loading, by the user or by callbacks."""
+    """Methods to save and load, for users and callbacks."""
 
     def save_checkpoint(
         self, save_path: Any, checkpoint_kwargs: Mapping[str, Any] | None = None, save_optimizer: bool = True,
         save_scheduler: bool = True, save_per_node: bool = True,
     ) -> None:  # fmt: skip
-        """Write model, optimizer and scheduler to one file, which ``torch.load(weights_only=True)`` reads.
+        """Write model, optimizer and scheduler to one file for ``torch.load(weights_only=True)``.
 
         Args:
-            save_path: the file.
-            checkpoint_kwargs: more keys of it.
-            save_optimizer, save_scheduler: what is in it beside the model.
-            save_per_node: write it on each machine, not on the first alone.
+            save_path: path of the file.
+            checkpoint_kwargs: further keys of the file.
+            save_optimizer, save_scheduler: whether to include the state of the optimizer and the scheduler.
+            save_per_node: whether to write it on each node, rather than on the first only.
         """
         strategy = self._det_core.strategy
         path = Path(save_path)
         strategy.wait_for_everyone()
-        if not (strategy.is_local_main_process if save_per_node else strategy.is_main_process):
+        writes = strategy.is_main_process
+        if save_per_node:
+            writes = strategy.is_local_main_process
+        if not writes:
             return
         content: dict[str, Any] = {"model_state_dict": strategy.bare(self.model).state_dict()}
         optimizers = listed(self.optimizer)
@@ -59,18 +62,18 @@ class Saves(TrainerBase):
             except Exception as e:
                 self.print(f"The scheduler's state is not saved, as its state_dict() failed: {e}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, durable=False) as staging:  # an old file is there until the new one is whole
-            torch.save(_state.readable(self, _state.python({**content, **(checkpoint_kwargs or {})})), staging)
+        with replacing(path, durable=False) as staging:  # an old file stays until the new one is complete
+            torch.save(_state.readable(self, _state.to_python({**content, **(checkpoint_kwargs or {})})), staging)
 
     def load_checkpoint(
         self, checkpoint_path: Any, load_optimizer: bool = True, load_scheduler: bool = True
     ) -> dict[str, Any]:
-        """Load a file of :meth:`save_checkpoint`, and return all that is in it.
+        """Load a file of :meth:`save_checkpoint`, and return its content.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it holds an optimizer or a scheduler, and this Trainer has none.
-            CheckpointError: it is of another model, or holds code.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If it holds an optimizer or a scheduler, and this Trainer has none.
+            CheckpointError: If it is of another model, or holds code.
         """
         strategy = self._det_core.strategy
         strategy.wait_for_everyone()
@@ -87,61 +90,66 @@ class Saves(TrainerBase):
                     f"{checkpoint_path} holds the state of a {name}, and this Trainer has none: give load_{name}=False "
                     "to pass over it"
                 )
-            wanted.append((have, saved if isinstance(saved, list) else [saved]))
+            if not isinstance(saved, list):
+                saved = [saved]
+            wanted.append((have, saved))
         with fitting(checkpoint_path):
             model = strategy.bare(self.model)
             load_model(model, completed(content["model_state_dict"], model.state_dict))
         for have, saved in wanted:
-            for one, state in zip(have, saved, strict=True):
-                one.load_state_dict(completed(state, one.state_dict))
+            for owner, state in zip(have, saved, strict=True):
+                owner.load_state_dict(completed(state, owner.state_dict))
         return completed(content, dict)
 
     def save_training_state(self, output_dir: Any, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Save all that ``train(resume_from=)`` needs into a folder, which is whole or not there; every rank calls it.
+        """Save a training state for ``train(resume_from=)`` to a directory, completely or not at all.
 
-        Called within a step, this is done after the update that the step belongs to.
+        Call it on every rank. Within a step, the state is saved after the update to which the step belongs.
         """
         self._det_core.after_update(lambda: _save(self, Path(output_dir), checkpoint_kwargs))
 
     def load_training_state(self, input_dir: Any) -> dict[str, Any]:
-        """Load a folder of :meth:`save_training_state`; returns its metadata, ``{}`` where there is none.
+        """Load a directory of :meth:`save_training_state`; return its metadata, ``{}`` if it has none.
 
         Raises:
-            FileNotFoundError: there is no such folder.
-            CheckpointError: it is of another model or other optimizers, or holds code.
+            FileNotFoundError: If the directory does not exist.
+            CheckpointError: If it is of another model or other optimizers, or holds code.
         """
         folder = Path(input_dir)
         session = self._det_core
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is no folder with a training state")
+            raise FileNotFoundError(f"{folder} is not a directory with a training state")
         if not session.run.is_begun:
             session.run = Run()
         session.is_loaded = True
-        metadata: dict[str, Any] = _state.load(folder / METADATA) if (folder / METADATA).exists() else {}
-        metadata = completed(metadata, dict)
+        metadata: dict[str, Any] = {}
+        if (folder / METADATA).exists():
+            metadata = completed(_state.load(folder / METADATA), dict)
         _load_parts(self, folder)
         if (folder / BESIDE).exists():
             state = _state.load(folder / BESIDE)
-            _state.apply_beside(self, state if "position" in state else {**state, **_state.read_version_1(folder)})
-        else:  # of the original's, which does not say how much of its epoch was done
+            if "position" not in state:
+                state = {**state, **_state.read_version_1(folder)}
+            _state.apply_extra(self, state)
+        else:  # written by the original, which does not store the position within the epoch
             go_to(self, metadata)
         return metadata
 
 
 def go_to(trainer: TrainerBase, metadata: Mapping[str, Any]) -> None:
-    """Go to the beginning of the epoch that a training state's metadata name."""
+    """Move to the start of the epoch named in a training state's metadata."""
     trainer._det_core.run.epoch = max(int(metadata.get("current_epoch", 0)), 1) - 1
     trainer.run_history._set_epoch(trainer._det_core.run.epoch + 1)
 
 
 def _save(trainer: TrainerBase, folder: Path, more: Mapping[str, Any] | None) -> None:
-    """Write a folder aside, and put it in its place."""
+    """Write a staging directory, and move it into place."""
     strategy = trainer._det_core.strategy
-    aside = folder.with_name(f".{folder.name}.being-written")
+    staging = folder.with_name(f".{folder.name}.being-written")
     everyone = strategy.gather_objects(_state.rank_state(trainer))
     if strategy.is_main_process:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        shutil.rmtree(staging, ignore_errors=True)  # of a process that died while it saved
+        staging.mkdir(parents=True)
     strategy.wait_for_everyone()
     checkpointing = require("accelerate.checkpointing", **NEEDED)
     schedulers = _readable_states(trainer, "schedulers", listed(trainer.scheduler))
@@ -149,28 +157,28 @@ def _save(trainer: TrainerBase, folder: Path, more: Mapping[str, Any] | None) ->
         optimizers = [strategy.unwrap_optimizer(optimizer) for optimizer in listed(trainer.optimizer)]
         model = strategy.bare(trainer.model).state_dict()
         checkpointing.save_accelerator_state(
-            str(aside), [model], _readable_states(trainer, "optimizers", optimizers), [], [], strategy.process_index, 0,
-            strategy.scaler,
+            str(staging), [model], _readable_states(trainer, "optimizers", optimizers), [], [], strategy.process_index,
+            0, strategy.scaler,
         )  # fmt: skip
         if strategy.is_main_process:
             for i, scheduler in enumerate(schedulers):
-                torch.save(scheduler.state_dict(), aside / f"custom_checkpoint_{i}.pkl")
-    else:  # shards, which accelerate knows to write
+                torch.save(scheduler.state_dict(), staging / f"custom_checkpoint_{i}.pkl")
+    else:  # shards, whose format only accelerate knows
         trainer._accelerator._custom_objects = schedulers
-        trainer._accelerator.save_state(str(aside))
+        trainer._accelerator.save_state(str(staging))
     if strategy.is_main_process:
-        torch.save(_state.readable(trainer, _state.beside(trainer, everyone)), aside / BESIDE)
+        torch.save(_state.readable(trainer, _state.extra_state(trainer, everyone)), staging / BESIDE)
         metadata = {"current_epoch": trainer.run_history.current_epoch, **(more or {})}
-        torch.save(_state.readable(trainer, _state.python(metadata)), aside / METADATA)
+        torch.save(_state.readable(trainer, _state.to_python(metadata)), staging / METADATA)
     strategy.wait_for_everyone()
     if strategy.is_main_process:
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(aside, folder)
+        os.replace(staging, folder)
     strategy.wait_for_everyone()
 
 
 class _Saved:
-    """An object with a state, as accelerate's functions take them."""
+    """A state in the form of an object, as accelerate's functions require."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
@@ -180,13 +188,13 @@ class _Saved:
 
 
 def _readable_states(trainer: TrainerBase, name: str, owners: list[Any]) -> list[_Saved]:
-    """Return the states of optimizers or schedulers, without what could not be read back."""
-    states = [_state.python(owner.state_dict()) for owner in owners]
+    """Return the states of optimizers or schedulers, without unreadable entries."""
+    states = [_state.to_python(owner.state_dict()) for owner in owners]
     return [_Saved(state) for state in _state.readable(trainer, {name: states})[name]]
 
 
 def _load_parts(trainer: TrainerBase, folder: Path) -> None:
-    """Load what accelerate has laid out, none of it by a pickle that runs code."""
+    """Load the files of accelerate's layout, without pickles that can run code."""
     strategy = trainer._det_core.strategy
     schedulers = listed(trainer.scheduler)
     checkpointing = require("accelerate.checkpointing", **NEEDED)
@@ -205,7 +213,7 @@ def _load_parts(trainer: TrainerBase, folder: Path) -> None:
                 strategy.scaler.load_state_dict(_state.load(folder / "scaler.pt"))
             checkpointing.load_accelerator_state(str(folder), [], [], [], [], strategy.process_index)  # random states
         else:
-            trainer._accelerator._custom_objects = []  # which accelerate would load as pickles
+            trainer._accelerator._custom_objects = []  # accelerate would load them as pickles
             trainer._accelerator.load_state(str(folder))
         # the original registered the scheduler once more at each save, so its folders may hold several states of it
         found = len(list(folder.glob("custom_checkpoint_*.pkl")))
@@ -225,4 +233,6 @@ def _load_safetensors(model: torch.nn.Module, path: Path) -> None:
 
 
 def _one_or_many(states: list[Any]) -> Any:
-    return states[0] if len(states) == 1 else states
+    if len(states) == 1:
+        return states[0]
+    return states

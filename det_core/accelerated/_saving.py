@@ -1,7 +1,4 @@
-"""Callbacks that follow a metric, and those that save: the best model, its average, training states.
-
-What an event is, :class:`TrainerCallback` says.
-"""
+"""Callbacks that follow a metric, and callbacks that save: the best model, its average, training states."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from det_core.accelerated._events import CallbackHandler, StopTrainingError, Tra
 from det_core.accelerated.utils import ModelEma
 
 
-class _Watching(TrainerCallback):
-    """Follows one metric of the history. NaN is the worst of values."""
+class _MetricCallback(TrainerCallback):
+    """Callback that follows a metric of the history, in which NaN is the worst value."""
 
     def __init__(self, watch_metric: str, greater_is_better: bool, reset_on_train: bool) -> None:
         self.watch_metric = watch_metric
@@ -34,8 +31,10 @@ class _Watching(TrainerCallback):
 
     @property
     def operator(self) -> Callable[[float, float], bool]:
-        """Whether a value is better than another, as the original's attribute of this name."""
-        return operator.gt if self.greater_is_better else operator.lt
+        """Comparison of a value with the best one, an attribute of the original."""
+        if self.greater_is_better:
+            return operator.gt
+        return operator.lt
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         if self.reset_on_train:
@@ -54,33 +53,36 @@ class _Watching(TrainerCallback):
         return float(trainer.run_history.get_latest_metric(self.watch_metric))
 
     def _is_better(self, value: float, by: float = 0.0) -> bool:
-        """Whether a value is better than the best one by more than ``by``; the first always is."""
+        """Return whether a value improves the best one by more than ``by``, or is the first."""
         best = self.best_metric
         if best is None or math.isnan(best):
             return best is None or not math.isnan(value)
-        return value - best > by if self.greater_is_better else best - value > by
+        if self.greater_is_better:
+            return value - best > by
+        return best - value > by
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_metric": self.best_metric, "best_metric_epoch": self.best_metric_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best_metric, self.best_metric_epoch = state["best_metric"], state["best_metric_epoch"]
+        self.best_metric = state["best_metric"]
+        self.best_metric_epoch = state["best_metric_epoch"]
 
 
-class SaveBestModelCallback(_Watching):
-    """Keeps the checkpoint of the epoch with the best value of a metric, and loads it at the end.
+class SaveBestModelCallback(_MetricCallback):
+    """Checkpoint of the epoch with the best value of a metric, loaded at the end of the run.
 
     Args:
-        save_path: the file.
-        watch_metric: the metric's name in the run history.
-        greater_is_better: which end of it is best.
-        reset_on_train: whether each training run begins anew.
-        save_optimizer, save_scheduler: what the file holds beside the model.
-        load_saved_checkpoint: whether the best one is loaded at the end of the run.
-        core_upload: whether the file also is in each checkpoint of the core, so that it outlives this machine.
+        save_path: path of the file.
+        watch_metric: name of the metric in the run history.
+        greater_is_better: whether larger values are better.
+        reset_on_train: whether each training run starts without a best value.
+        save_optimizer, save_scheduler: whether to save the state of the optimizer and the scheduler.
+        load_saved_checkpoint: whether to load the best checkpoint at the end of the run.
+        core_upload: whether to add the file to each checkpoint of the core, so that it survives the loss of the node.
 
     Raises:
-        ValueError: the metric was not recorded.
+        ValueError: If the metric was not recorded.
     """
 
     def __init__(
@@ -100,16 +102,16 @@ class SaveBestModelCallback(_Watching):
         if self._is_better(value):
             self.best_metric = value
             self.best_metric_epoch = trainer.run_history.current_epoch
-            told = {self.watch_metric: value, "loss": value, "epoch": self.best_metric_epoch}
+            metadata = {self.watch_metric: value, "loss": value, "epoch": self.best_metric_epoch}
             trainer.save_checkpoint(
-                self.save_path, told, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
+                self.save_path, metadata, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
             )
 
     def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
         if not self.load_saved_checkpoint or self.best_metric_epoch is None:
             return
         best = f"{self.watch_metric}: {self.best_metric} from epoch {self.best_metric_epoch}"
-        if not Path(self.save_path).exists():  # of a run that another machine began
+        if not Path(self.save_path).exists():  # of a run that started on another node
             trainer.print(f"{self.save_path} with {best} is not here: the model stays as it is; see core_upload=")
             return
         trainer.print(f"Loading checkpoint with {best}")
@@ -119,25 +121,27 @@ class SaveBestModelCallback(_Watching):
         )  # fmt: skip
 
     def checkpoint_files(self) -> dict[str, Path]:
-        """What goes into checkpoints of the core beside the training's state."""
+        """Return further files of the core's checkpoints, by their names there."""
         path = Path(self.save_path)
-        return {f"best/{path.name}": path} if self.core_upload and self.best_metric_epoch is not None else {}
+        if not self.core_upload or self.best_metric_epoch is None:
+            return {}
+        return {f"best/{path.name}": path}
 
     def restore_files(self, folder: Path) -> None:
-        """Bring the best model back from a checkpoint, where this machine lacks it."""
-        kept = folder / "best" / Path(self.save_path).name
+        """Restore the best model from a checkpoint if this node does not have it."""
         path = Path(self.save_path)
-        if self.core_upload and kept.exists() and not path.exists():
+        saved = folder / "best" / path.name
+        if self.core_upload and saved.exists() and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(kept, path)
+            shutil.copyfile(saved, path)
 
 
-class EarlyStoppingCallback(_Watching):
-    """Ends the run when a metric has not become better for some epochs.
+class EarlyStoppingCallback(_MetricCallback):
+    """End of the run when a metric has not improved for a number of epochs.
 
     Args:
-        early_stopping_patience: after how many epochs without one that is better.
-        early_stopping_threshold: by more than how much, in the metric's own units, a value must be better to count.
+        early_stopping_patience: epochs without an improvement after which to stop.
+        early_stopping_threshold: smallest change, in units of the metric, that an improvement must exceed.
         watch_metric, greater_is_better, reset_on_train: as in :class:`SaveBestModelCallback`.
     """
 
@@ -181,22 +185,22 @@ class EarlyStoppingCallback(_Watching):
 
 
 class ModelEmaCallback(SaveBestModelCallback):
-    """Keeps an exponential moving average of the model, evaluates it after each evaluation, and saves the best.
+    """Exponential moving average of the model, evaluated after each evaluation; the best one is saved.
 
     Place it after callbacks that change the trainer's state, and before those that read it.
 
     Args:
-        decay: the share of the average that an update leaves.
-        evaluate_during_training: whether the average is evaluated too; else it is saved after every epoch.
-        save_path: the file.
-        watch_metric: the metric by which the best is known; an evaluation of the average records each metric under
-            its name with ``ema_model_`` before it.
-        greater_is_better: which end of it is best.
-        model_ema: makes the average of a model and a decay.
-        callbacks: the callbacks of those evaluations.
-        update_every: ``"epoch"``, ``"step"`` (each optimizer update), or every so many updates.
-        warmup: let the decay begin lower, as ``min(decay, (1 + n) / (10 + n))`` at the n-th update, so that the
-            average soon forgets the weights that training began with (as TensorFlow's ``num_updates`` does).
+        decay: weight of the old average in an update.
+        evaluate_during_training: whether to evaluate the average; otherwise it is saved after every epoch.
+        save_path: path of the file.
+        watch_metric: metric that decides which average is best; evaluations of the average record metrics with the
+            prefix ``ema_model_``.
+        greater_is_better: whether larger values are better.
+        model_ema: function of a model and a decay that makes the average.
+        callbacks: callbacks of the evaluations of the average.
+        update_every: ``"epoch"``, ``"step"`` (each optimizer update), or a number of updates.
+        warmup: whether to lower the decay at first, to ``min(decay, (1 + n) / (10 + n))`` at the n-th update, so that
+            the average soon forgets the initial weights (as with TensorFlow's ``num_updates``).
     """
 
     def __init__(
@@ -223,12 +227,12 @@ class ModelEmaCallback(SaveBestModelCallback):
         self._updates = 0
 
     def on_update(self, trainer: Any, **kwargs: Any) -> None:
-        """Follow the model; the Trainer fires this after each optimizer update."""
+        """Update the average after an optimizer update, if due."""
         if self._every and trainer._det_core.run.updates % int(self._every) == 0:
             self._update(trainer)
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        """Follow the model, if not after updates."""
+        """Update the average after an epoch, unless after updates."""
         if not self._every:
             self._update(trainer)
 
@@ -242,7 +246,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         if not self.evaluate_during_training or kwargs.get("is_intermediate"):
             return
         trainer.print("Running evaluation on EMA model")
-        if trainer.run_config.is_distributed:  # ranks have averaged their own batch norms; the first one's are saved
+        if trainer.run_config.is_distributed:  # batch norms differ between ranks, and those of rank 0 are saved
             for buffer in self.ema_model.buffers():
                 torch.distributed.broadcast(buffer, 0)
         model = trainer.model
@@ -259,20 +263,22 @@ class ModelEmaCallback(SaveBestModelCallback):
             trainer.run_history.set_metric_name_prefix(prefix)
 
     def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        """Save the average if it was the best; without evaluation, always."""
+        """Save the average if it is the best; without evaluation, always."""
         model = trainer.model
         trainer.model = self.ema_model.module
         try:
             if trainer.eval_dataset is not None and self.evaluate_during_training:
                 super().on_training_run_epoch_end(trainer)
             else:
-                told = {"epoch": trainer.run_history.current_epoch}
-                trainer.save_checkpoint(self.save_path, told, save_optimizer=False, save_scheduler=self.save_scheduler)
+                trainer.save_checkpoint(
+                    self.save_path, {"epoch": trainer.run_history.current_epoch}, save_optimizer=False,
+                    save_scheduler=self.save_scheduler,
+                )  # fmt: skip
         finally:
             trainer.model = model
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs: the average itself too."""
+        """Return the state for a resume, including the average."""
         return {**super().state_dict(), "ema": self.ema_model.state_dict(), "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -282,14 +288,14 @@ class ModelEmaCallback(SaveBestModelCallback):
 
 
 class SaveTrainingStateCallback(TrainerCallback):
-    """Saves training states in folders: what ``train(resume_from=)`` goes on from.
+    """Saves of training states, from which ``train(resume_from=)`` continues.
 
     Args:
-        save_dir: where the folders go.
-        save_every_n_epochs: save after epochs that are multiples of it, as ``epoch_<n>``.
-        save_every_n_steps: save after steps (batches of a rank in this run) that are, as ``step_<n>``.
-        save_at_end: save at the end of the run, as ``final``.
-        max_checkpoints: how many of the newest are kept; None: all.
+        save_dir: directory of the training states.
+        save_every_n_epochs: epochs between saves, as ``epoch_<n>``.
+        save_every_n_steps: steps (batches of a rank in this run) between saves, as ``step_<n>``.
+        save_at_end: whether to save at the end of the run, as ``final``.
+        max_checkpoints: number of the newest training states to keep; None keeps all.
     """
 
     def __init__(
@@ -308,7 +314,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self.global_step = 0
 
     def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        """Count, and ask for a state, which is saved after the update that this step belongs to."""
+        """Count a step, and request a save after the update to which it belongs."""
         self.global_step += 1
         if self.save_every_n_steps and self.global_step % self.save_every_n_steps == 0:
             after_update(trainer, partial(self._save, trainer, f"step_{self.global_step}"))
@@ -325,33 +331,36 @@ class SaveTrainingStateCallback(TrainerCallback):
     def _save(self, trainer: Any, name: str) -> None:
         path = self.save_dir / name
         saved = [other for other in self._saved_checkpoints if other != str(path)] + [str(path)]
-        gone = saved[: -self.max_checkpoints] if self.max_checkpoints else []
-        self._saved_checkpoints = saved[len(gone) :]
+        expired = []
+        if self.max_checkpoints:
+            expired = saved[: -self.max_checkpoints]
+        self._saved_checkpoints = saved[len(expired) :]
         trainer.save_training_state(path, {"global_step": self.global_step})
         trainer.print(f"Saved training state to {path}")
         if trainer.run_config.is_world_process_zero:
-            for old in gone:
+            for old in expired:
                 shutil.rmtree(old, ignore_errors=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"global_step": self.global_step, "saved": list(self._saved_checkpoints)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.global_step, self._saved_checkpoints = state["global_step"], list(state["saved"])
+        self.global_step = state["global_step"]
+        self._saved_checkpoints = list(state["saved"])
 
 
 class WSDCheckpointCallback(TrainerCallback):
-    """Saves where a warmup-stable-decay schedule begins and ends its decays: states to go on from at the full rate, and
-    the models that a decay gives.
+    """Saves at the start and end of the decays of a warmup-stable-decay schedule.
+
+    At the start of a decay it saves a training state, to continue from at the full rate; at the end, a checkpoint.
 
     Args:
-        save_dir: where they go; it is made at once.
-        save_optimizer, save_scheduler: what the models' files hold beside them.
-        initial_checkpoint: what to begin from: a folder with a training state, or a checkpoint's file; a path that is
-            not there is ignored.
+        save_dir: directory of the saves, created at once.
+        save_optimizer, save_scheduler: whether to save the state of the optimizer and the scheduler in checkpoints.
+        initial_checkpoint: training state or checkpoint to start from; ignored if it does not exist.
 
     Raises:
-        ValueError: at the start of the run, the scheduler has no ``get_checkpoint_steps()``.
+        ValueError: If the scheduler has no ``get_checkpoint_steps()`` at the start of the run.
     """
 
     def __init__(
@@ -361,7 +370,9 @@ class WSDCheckpointCallback(TrainerCallback):
         self.save_dir = Path(save_dir)
         self.save_optimizer = save_optimizer
         self.save_scheduler = save_scheduler
-        self.initial_checkpoint = None if initial_checkpoint is None else Path(initial_checkpoint)
+        self.initial_checkpoint: Path | None = None
+        if initial_checkpoint is not None:
+            self.initial_checkpoint = Path(initial_checkpoint)
         self.last_checkpoint_step: int | None = None
         self._kinds: dict[str, int] = {}
         self.save_dir.mkdir(parents=True, exist_ok=True)
@@ -375,19 +386,19 @@ class WSDCheckpointCallback(TrainerCallback):
         self.last_checkpoint_step = None
         self._kinds = {}
         start = self.initial_checkpoint
-        told = {}
+        metadata = {}
         if start is not None and start.is_dir():
-            told = trainer.load_training_state(start)
+            metadata = trainer.load_training_state(start)
         elif start is not None and start.is_file():
-            told = trainer.load_checkpoint(
+            metadata = trainer.load_checkpoint(
                 start, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler
             )
-        self.last_checkpoint_step = told.get("step")
+        self.last_checkpoint_step = metadata.get("step")
         if start is not None and self.last_checkpoint_step == trainer.scheduler.get_current_step() + 1:
-            self._kinds = {told["checkpoint_type"]: told["step"]}  # where this run begins is saved already
+            self._kinds = {metadata["checkpoint_type"]: metadata["step"]}  # not to be saved once more
 
     def on_update(self, trainer: Any, **kwargs: Any) -> None:
-        """Save, if a decay begins or has ended; the Trainer fires this after each optimizer update."""
+        """Save at the start or end of a decay; fired after each optimizer update."""
         scheduler: Any = trainer.scheduler
         done = scheduler.get_current_step() + 1
         period = scheduler.get_phase_info(done)
@@ -396,7 +407,7 @@ class WSDCheckpointCallback(TrainerCallback):
         elif done == period["pre_decay_step"]:
             self._save(trainer, "wsd_pre_decay", done)
 
-    # The Trainer has fired on_update by then; loops of the user's own and stand-ins for the Trainer fire only this one.
+    # For user-defined loops and stand-ins for the Trainer, which do not fire on_update; here it has saved already.
     on_train_step_end = on_update
     on_training_run_end = on_update
 
@@ -405,24 +416,29 @@ class WSDCheckpointCallback(TrainerCallback):
             return
         self.last_checkpoint_step = self._kinds[kind] = step
         scheduler: Any = trainer.scheduler
-        told = {
+        metadata = {
             "step": step, "checkpoint_type": kind, "timestamp": datetime.now().isoformat(),
             "total_steps": getattr(scheduler, "total_steps", None),
             "decay_fraction": getattr(scheduler, "decay_phase_ratio", None),
         }  # fmt: skip
         path = self.save_dir / f"checkpoint_{step}_{kind}"
         if kind == "wsd_pre_decay":
-            trainer.save_training_state(path, told)
+            trainer.save_training_state(path, metadata)
         else:
             trainer.save_checkpoint(
-                path.with_suffix(".pt"), told, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
-            )
+                path.with_suffix(".pt"), metadata, save_optimizer=self.save_optimizer,
+                save_scheduler=self.save_scheduler,
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_checkpoint_step": self.last_checkpoint_step, "kinds": dict(self._kinds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Of earlier versions, a dictionary by kind, too."""
+        """Load a state; those of earlier versions have a dictionary of steps by kind."""
         last = state["last_checkpoint_step"]
-        self._kinds = {f"wsd_{k}": n for k, n in last.items()} if isinstance(last, dict) else dict(state["kinds"])
-        self.last_checkpoint_step = max(last.values(), default=None) if isinstance(last, dict) else last
+        if isinstance(last, dict):
+            self._kinds = {f"wsd_{kind}": step for kind, step in last.items()}
+            self.last_checkpoint_step = max(last.values(), default=None)
+        else:
+            self._kinds = dict(state["kinds"])
+            self.last_checkpoint_step = last

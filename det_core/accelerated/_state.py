@@ -1,7 +1,7 @@
-"""What a checkpoint of the core holds: writing, reading, applying.
+"""Content of a Trainer's checkpoints in the core: how it is written, read and applied.
 
 It is one file, ``state.pt``, that ``torch.load(weights_only=True)`` reads: ``model``, ``optimizers``, ``schedulers``,
-``scaler``, ``history``, ``callbacks`` (the same on every rank), ``position`` (where in the training this is), ``given``
+``scaler``, ``history``, ``callbacks`` (equal on every rank), ``position`` (in the training), ``given``
 (hyperparameters) and ``ranks`` (each rank's random states, loss sums and training metrics). Version 1 had the position
 in ``trainer_state.json`` and ranks in ``rng_rank<r>.pth``.
 """
@@ -38,34 +38,35 @@ VERSION = 2
 
 @dataclass
 class Resumed:
-    """What is put back only once a run has begun: callbacks reset themselves then, and draw random numbers."""
+    """States to restore after the start of a run, at which callbacks reset themselves and draw random numbers."""
 
     callbacks: Mapping[str, Any]
     random: Mapping[str, Any] | None
 
     def restore_callbacks(self, callbacks: Sequence[Any]) -> None:
-        """Put back the states of callbacks."""
+        """Restore the states of callbacks."""
         for name, callback in _names(callbacks):
             if (state := self.callbacks.get(name)) is not None:
                 callback.load_state_dict(state)
 
 
 def _names(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Callbacks that have a state, by the name of their class; of several classes of one name, the later ones have
-    their place among these behind it."""
+    """Yield callbacks that have a state, with the names of their classes, numbered if repeated."""
     seen: Counter[str] = Counter()
     for callback in callbacks:
         if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
             name = type(callback).__name__
             seen[name] += 1
-            yield name if seen[name] == 1 else f"{name} {seen[name]}", callback
+            if seen[name] > 1:
+                name = f"{name} {seen[name]}"
+            yield name, callback
 
 
-# writing
+# Writing.
 
 
 def rank_state(trainer: TrainerBase) -> dict[str, Any]:
-    """What each rank has of its own."""
+    """Return the part of the state that differs between ranks."""
     from det_core.core import random_state
 
     tracker = trainer._loss_tracker
@@ -79,22 +80,22 @@ def rank_state(trainer: TrainerBase) -> dict[str, Any]:
     }
 
 
-def beside(
+def extra_state(
     trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]], number: int = 0, trial_id: int = 0, stopped: bool = False
 ) -> dict[str, Any]:
-    """All of a training but its model, optimizers and schedulers.
+    """Return the state of a training without model, optimizers and schedulers.
 
     Args:
         trainer: the trainer.
-        ranks: what :func:`rank_state` gave on each rank.
-        number: which of the script's runs this is.
-        trial_id: the trial; 0 in a bare run.
+        ranks: result of :func:`rank_state` of each rank.
+        number: number of the run in the script, from 1.
+        trial_id: ID of the trial; 0 in a bare run.
         stopped: whether a stop has ended the run for good.
     """
     run = trainer._det_core.run
     history = trainer.run_history
-    callbacks = {name: python(callback.state_dict()) for name, callback in _names(callbacks_of(trainer))}
-    values = {name: python(history.get_metric_values(name)) for name in history.get_metric_names()}
+    callbacks = {name: to_python(callback.state_dict()) for name, callback in _names(callbacks_of(trainer))}
+    values = {name: to_python(history.get_metric_values(name)) for name in history.get_metric_names()}
     readable_ones = partial(readable_states, load=load, log=logger, warned=trainer._det_core.warned)
     return {
         "history": readable_ones("metric", values), "current_epoch": history.current_epoch,
@@ -108,34 +109,37 @@ def beside(
     }  # fmt: skip
 
 
-def whole(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]], *more: Any) -> dict[str, Any]:
-    """All of a training; arguments as of :func:`beside`."""
-    return readable(trainer, {**_parts(trainer), **beside(trainer, ranks, *more)})
+def full_state(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]], *more: Any) -> dict[str, Any]:
+    """Return the state of a training; arguments as of :func:`extra_state`."""
+    return readable(trainer, {**_parts(trainer), **extra_state(trainer, ranks, *more)})
 
 
 def _parts(trainer: TrainerBase) -> dict[str, Any]:
     """Return the states of the model, the optimizers, the gradient scaler and the schedulers."""
     state = trainer._det_core.strategy.state(trainer.model, listed(trainer.optimizer))
     schedulers = [scheduler.state_dict() for scheduler in listed(trainer.scheduler)]
-    return {**state, "optimizers": python(state["optimizers"]), "schedulers": python(schedulers)}
+    return {**state, "optimizers": to_python(state["optimizers"]), "schedulers": to_python(schedulers)}
 
 
 def readable(trainer: TrainerBase, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state without what :func:`load` could not read back, with a warning of that."""
+    """Return a state without entries that :func:`load` could not read back; warn of those."""
     return without_unreadable(state, load, logger, trainer._det_core.warned)
 
 
 def _given(trainer: TrainerBase) -> dict[str, Any]:
-    """The hyperparameters that a script gives, which a checkpoint overrules: those of the trial and of optimizers."""
+    """Return the hyperparameters of the trial and of optimizers, which a checkpoint overrides."""
     session = trainer._det_core
-    found = dict(session.managed.context.hparams) if session.managed is not None else {}
+    hparams: dict[str, Any] = {}
+    if session.managed is not None:
+        hparams.update(session.managed.context.hparams)
     for i, optimizer in enumerate(listed(trainer.optimizer)):
         defaults = getattr(session.strategy.unwrap_optimizer(optimizer), "defaults", {})
-        found.update({f"{name}{f' of optimizer {i}' if i else ''}": value for name, value in defaults.items()})
-    return {str(name): value for name, value in python(found).items() if is_plain(value)}
+        suffix = f" of optimizer {i}" if i else ""
+        hparams.update({f"{name}{suffix}": value for name, value in defaults.items()})
+    return {str(name): value for name, value in to_python(hparams).items() if is_plain(value)}
 
 
-# reading
+# Reading.
 
 
 def load(path: Path | IO[bytes]) -> Any:
@@ -155,44 +159,49 @@ def load(path: Path | IO[bytes]) -> Any:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What is in a checkpoint.
+    """Return the content of a checkpoint.
 
     Raises:
-        CheckpointError: it is not one of a Trainer, or of a later version.
+        CheckpointError: If it is not a Trainer's, or of a later version.
     """
-    state: dict[str, Any] = load(folder / STATE) if (folder / STATE).exists() else {}
+    state: dict[str, Any] = {}
+    if (folder / STATE).exists():
+        state = load(folder / STATE)
     if "position" not in state and (folder / COUNTERS).exists():
         state = {**state, **read_version_1(folder), "schedulers": list(state.get("schedulers", {}).values())}
     if not isinstance(state.get("position"), dict):
-        there = ", ".join(sorted(path.name for path in folder.iterdir()))
-        raise CheckpointError(f"the checkpoint in {folder} is not one of an accelerated Trainer: it has {there}")
+        files = ", ".join(sorted(path.name for path in folder.iterdir()))
+        raise CheckpointError(f"the checkpoint in {folder} is not one of an accelerated Trainer: it has {files}")
     if state["position"]["version"] > VERSION:
         raise CheckpointError(f"the checkpoint in {folder} was written by a later det_core: use that one")
     return state
 
 
 def read_version_1(folder: Path) -> dict[str, Any]:
-    """Position and ranks, from files of their own."""
+    """Return the position and the states of ranks from the separate files of version 1."""
     position = json.loads((folder / COUNTERS).read_bytes())
     ranks = [load(folder / f"rng_rank{rank}.pth") for rank in range(position["size"])]
     is_fresh = any(rank["loss"][1] for rank in ranks) and all(rank["window"][1] == rank["loss"][1] for rank in ranks)
-    return {"position": {**position, "reported": position["updates"] if is_fresh else 0}, "ranks": ranks}
+    position["reported"] = 0
+    if is_fresh:
+        position["reported"] = position["updates"]
+    return {"position": position, "ranks": ranks}
 
 
-# applying
+# Applying.
 
 
 def apply(trainer: TrainerBase, folder: Path, state: Mapping[str, Any], *, anew: bool = False) -> None:
-    """Go on from a checkpoint.
+    """Continue from a checkpoint.
 
     Args:
         trainer: the trainer.
-        folder: where it is from.
-        state: what :func:`read` gave.
-        anew: begin a training with its weights and optimizers, rather than go on with its training.
+        folder: directory of the checkpoint.
+        state: its content, of :func:`read`.
+        anew: whether to start a new training with its weights and optimizers, rather than to resume.
 
     Raises:
-        CheckpointError: it is of another model, other optimizers, or a training with other parts.
+        CheckpointError: If it is of another model, or of other numbers of optimizers or schedulers.
     """
     optimizers = listed(trainer.optimizer)
     schedulers = listed(trainer.scheduler)
@@ -207,26 +216,27 @@ def apply(trainer: TrainerBase, folder: Path, state: Mapping[str, Any], *, anew:
     for scheduler, saved in zip(schedulers, state["schedulers"], strict=True):
         # a WSDLrScheduler's load_state_dict() may begin a new schedule, as the original's does
         getattr(scheduler, "_restore", scheduler.load_state_dict)(saved)
-    apply_beside(trainer, state)
+    apply_extra(trainer, state)
 
 
-def apply_beside(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
-    """Go on with all of a training but its model, optimizers and schedulers."""
+def apply_extra(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
+    """Restore the state of :func:`extra_state`."""
     session = trainer._det_core
     tracker = trainer._loss_tracker
     run = session.run
     _apply_position(trainer, state["position"], len(state["ranks"]))
     _apply_history(trainer, state)
-    had = _mine(trainer, completed(state["ranks"], list))
+    mine = _own_rank_state(trainer, completed(state["ranks"], list))
     tracker.reset()
-    tracker.total_loss, tracker.running_count = had["loss"][0], int(had["loss"][1])
-    run.window = (had["window"][0], had["window"][1])
-    run.norms = [torch.tensor(norm) for norm in had["norms"]]
+    tracker.total_loss = mine["loss"][0]
+    tracker.running_count = int(mine["loss"][1])
+    run.window = (mine["window"][0], mine["window"][1])
+    run.norms = [torch.tensor(norm) for norm in mine["norms"]]
     for name, metric in _named(session.train_metrics):
-        for key, value in had["metrics"].get(name, {}).items():
+        for key, value in mine["metrics"].get(name, {}).items():
             setattr(metric, key, value)
     session.move_metrics()
-    session.resumed = Resumed(state["callbacks"], had["random"])
+    session.resumed = Resumed(state["callbacks"], mine["random"])
     before = state.get("given", {})
     now = _given(trainer)
     differ = sorted(name for name in before.keys() & now.keys() if repr(before[name]) != repr(now[name]))
@@ -235,10 +245,11 @@ def apply_beside(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
         trainer.print(f"The checkpoint overrules what the script gives: this training goes on with {changed}")
 
 
-def pass_over(trainer: TrainerBase, state: Mapping[str, Any]) -> str:
-    """Give a trainer the model and the history of a later training run's checkpoint; says which model it has now."""
+def skip_finished_run(trainer: TrainerBase, state: Mapping[str, Any]) -> str:
+    """Load model and history from the checkpoint of a later run; return a phrase about the loaded model."""
     strategy = trainer._det_core.strategy
-    mine, saved = strategy.bare(trainer.model).state_dict(), state["model"]
+    mine = strategy.bare(trainer.model).state_dict()
+    saved = state["model"]
     if mine.keys() != saved.keys() or any(torch.is_tensor(v) and v.shape != saved[k].shape for k, v in mine.items()):
         return "with the model as it is: the checkpoint has another"
     model = completed(saved, mine.copy)
@@ -248,37 +259,39 @@ def pass_over(trainer: TrainerBase, state: Mapping[str, Any]) -> str:
     return f"with the model of run {state['position']['run']}"
 
 
-def _apply_position(trainer: TrainerBase, told: Mapping[str, Any], ranks: int) -> None:
+def _apply_position(trainer: TrainerBase, position: Mapping[str, Any], ranks: int) -> None:
     session = trainer._det_core
     run = session.run
     size = session.strategy.num_processes
     for name in Position.__dataclass_fields__:
-        setattr(run, name, told[name])
-    now, before = batch_size_of(trainer._train_dataloader), told["batch_size"]
-    if now is None or before is None:  # it is not known, so it is taken to be as it was
+        setattr(run, name, position[name])
+    now = batch_size_of(trainer._train_dataloader)
+    before = position["batch_size"]
+    if now is None or before is None:  # unknown: assume that it has not changed
         now = before = 1
-    record = told["batch"] * ranks * before
+    record = position["batch"] * ranks * before
     run.batch = -(-record // (size * now))
     if (ranks, before) != (size, now):
         trainer.print(
             f"{size} rank(s) with batches of {now} go on where {ranks} with batches of {before} were: at batch "
             f"{run.batch} of epoch {run.epoch + 1}, record {run.batch * size * now}; it was record {record}"
         )
-    if told["seed"] != session.seed:
-        session.seed = told["seed"]
+    if position["seed"] != session.seed:  # batches seen before must not come again in this epoch
+        session.seed = position["seed"]
         for loader in (trainer._train_dataloader, trainer._eval_dataloader):
             reseed(loader, session.seed)
 
 
-def _mine(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What this rank had; of another number of ranks, rank 0 takes the sums of all."""
+def _own_rank_state(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the state of this rank; if the number of ranks has changed, rank 0 gets the sums of all."""
     rank = trainer._det_core.strategy.process_index
     if len(ranks) == trainer._det_core.strategy.num_processes:
         return ranks[rank]
     sums = {
-        name: [sum(each) if rank == 0 else 0 for each in zip(*(one[name] for one in ranks), strict=True)]
-        for name in ("loss", "window")
+        name: [sum(each) for each in zip(*(old[name] for old in ranks), strict=True)] for name in ("loss", "window")
     }
+    if rank != 0:  # the sums are added over ranks once more when they are reported
+        sums = {name: [0, 0] for name in sums}
     return {"random": None, **sums, "norms": ranks[0]["norms"], "metrics": {}}
 
 
@@ -286,7 +299,7 @@ def _apply_history(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
     history = trainer.run_history
     prefix = trainer.run_history.metric_name_prefix
     history.reset()
-    history.set_metric_name_prefix("")  # the names are whole
+    history.set_metric_name_prefix("")  # saved names include it
     for name, values in state["history"].items():
         for value in values:
             history.update_metric(name, value)
@@ -294,21 +307,26 @@ def _apply_history(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
     history._set_epoch(state["current_epoch"])
 
 
-# helpers
+# Helpers.
 
 
-def python(value: Any) -> Any:
-    """Numbers and arrays of numpy's, which ``weights_only`` refuses, as python's, at any depth."""
+def to_python(value: Any) -> Any:
+    """Convert numbers and arrays of numpy, which ``weights_only`` rejects, to Python's, at any depth."""
     if type(value).__module__ == "numpy":
         return to_builtin(value)
-    if type(value) in (dict, Counter):  # an OrderedDict is a model's, and has attributes that would be lost
-        return type(value)({python(key): python(one) for key, one in value.items()})
-    return type(value)(map(python, value)) if type(value) in (list, tuple, set) else value
+    if type(value) in (dict, Counter):  # not an OrderedDict: a model's has attributes, such as _metadata
+        return type(value)({to_python(key): to_python(item) for key, item in value.items()})
+    if type(value) in (list, tuple, set):
+        return type(value)(map(to_python, value))
+    return value
 
 
 def _named(metrics: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The single metrics in what ``train_metrics=`` was given, those within collections and wrappers too."""
-    parts = metrics.items() if hasattr(metrics, "items") else getattr(metrics, "named_children", tuple)()
+    """Yield the single metrics of ``train_metrics=`` with their names, including those in collections and wrappers."""
+    if hasattr(metrics, "items"):
+        parts = metrics.items()
+    else:
+        parts = getattr(metrics, "named_children", tuple)()
     if hasattr(metrics, "_defaults"):
         yield name, metrics
     for key, part in parts:
@@ -316,6 +334,12 @@ def _named(metrics: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _counted(metric: Any) -> dict[str, Any]:
-    """What a torchmetrics ``Metric`` has counted: the attributes that it resets."""
-    values = {name: getattr(metric, name) for name in metric._defaults}
-    return {name: v.clone() if isinstance(v, torch.Tensor) else list(v) for name, v in values.items()}
+    """Return the state of a torchmetrics ``Metric``, the attributes that it resets."""
+    state: dict[str, Any] = {}
+    for name in metric._defaults:
+        value = getattr(metric, name)
+        if isinstance(value, torch.Tensor):
+            state[name] = value.clone()  # the metric updates it in place while the checkpoint is written
+        else:
+            state[name] = list(value)
+    return state

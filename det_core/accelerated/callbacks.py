@@ -1,4 +1,4 @@
-"""The callbacks that come with the Trainer: what happens beside the loop, at the events that it fires."""
+"""Callbacks of the Trainer: actions beside the loop, at the events that it fires."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):
-    """Moves the modules among the trainer's attributes, such as a loss function with weights, to its device."""
+    """Mover of modules among the trainer's attributes, such as a loss function with weights, to its device."""
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         for name, value in vars(trainer).items():
@@ -54,9 +54,9 @@ class MoveModulesToDeviceCallback(TrainerCallback):
 
 
 class TerminateOnNaNCallback(TrainerCallback):
-    """Ends the run when a loss is NaN or infinite; what then becomes of the process, ``Trainer(on_nan=)`` says.
+    """End of the run at a loss that is NaN or infinite; ``Trainer(on_nan=)`` then decides about the process.
 
-    On a GPU losses are looked at once their copies have arrived, a step or more late, so that no step waits.
+    On a GPU, losses are checked after their copies have arrived, one or more steps late, so that steps do not wait.
     """
 
     def __init__(self) -> None:
@@ -71,15 +71,19 @@ class TerminateOnNaNCallback(TrainerCallback):
         if type(self).check_for_nan_after_batch is not TerminateOnNaNCallback.check_for_nan_after_batch:
             self.check_for_nan_after_batch(batch_output, "training")
             return
+        loss = None
         session = session_of(trainer)
-        value = None if session is None else session.batch_loss
-        if type(value) is not float:
-            value = self._late.next(batch_output["loss"] if value is None else value)
-        if not math.isfinite(value):
+        if session is not None:
+            loss = session.batch_loss  # a float on a CPU: the loss tracker has read it already
+        if loss is None:
+            loss = batch_output["loss"]
+        if type(loss) is not float:
+            loss = self._late.next(loss)
+        if not math.isfinite(loss):
             self._stop("training")
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        """Look at the last loss, of which a GPU may have sent nothing yet."""
+        """Check the last loss, whose copy from a GPU may be pending."""
         if self._late.last is not None and not math.isfinite(float(self._late.last)):
             self._stop("training")
 
@@ -87,10 +91,10 @@ class TerminateOnNaNCallback(TrainerCallback):
         self.check_for_nan_after_batch(batch_output, "validation")
 
     def check_for_nan_after_batch(self, batch_output: Any, step: str | None = None) -> None:
-        """Stop if a batch's loss is NaN or infinite; an override is asked after each batch of training too.
+        """Stop if the loss of a batch is NaN or infinite; an override is also called after each training batch.
 
         Args:
-            batch_output: what the batch has given.
+            batch_output: output of the step, with ``loss``.
             step: ``training`` or ``validation``.
         """
         if not math.isfinite(float(torch.as_tensor(batch_output["loss"]).detach().mean())):
@@ -102,7 +106,7 @@ class TerminateOnNaNCallback(TrainerCallback):
 
 
 class _LateValue:
-    """The newest of a device's numbers that has reached the host, without waiting for any."""
+    """Latest number that a device has sent to the host, without waiting for it."""
 
     def __init__(self) -> None:
         self.last: Tensor | None = None
@@ -110,15 +114,17 @@ class _LateValue:
         self._arrived: Any = None
 
     def next(self, tensor: Any) -> float:
-        """Send a number after the others if none is under way; the last that arrived, 0 before the first."""
+        """Copy a number to the host unless a copy is in flight; return the last that arrived, or 0 before the first."""
         self.last = tensor = torch.as_tensor(tensor).detach().mean()
         if tensor.device.type != "cuda":
             return float(tensor)
         if self._arrived is not None and not self._arrived.query():
             return 0.0
-        value = 0.0 if self._host is None else self._host.item()
-        if self._host is None:
-            self._host = torch.empty((), pin_memory=True)
+        value = 0.0
+        if self._host is not None:
+            value = self._host.item()
+        else:
+            self._host = torch.empty((), pin_memory=True)  # copies to other memory block the host
             self._arrived = torch.cuda.Event()
         self._host.copy_(tensor.float(), non_blocking=True)
         self._arrived.record()
@@ -126,7 +132,7 @@ class _LateValue:
 
 
 class PrintProgressCallback(TrainerCallback):
-    """Prints what begins and ends."""
+    """Printer of the start and end of runs, epochs and evaluations."""
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         trainer.print("\nStarting training run")
@@ -148,10 +154,10 @@ class PrintProgressCallback(TrainerCallback):
 
 
 class _Bar:
-    """What people do with the bars of the original, which are tqdm's. The batches are counted without it.
+    """Interface of the original's tqdm bars, for scripts that call them; batches are counted without it.
 
     Attributes:
-        more: numbers that are shown behind the speed.
+        more: numbers displayed after the speed.
     """
 
     def __init__(self, owner: ProgressBarCallback) -> None:
@@ -159,26 +165,28 @@ class _Bar:
         self.more = dict[str, Any]()
 
     def update(self, n: float = 1) -> None:
-        """Accepted."""
+        """Ignore the call: the callback counts batches."""
 
-    def set_postfix(self, *told: Any, **values: Any) -> None:
-        """Show numbers behind the speed."""
-        self.more = {**dict(*told), **values}
+    def set_postfix(self, *ordered: Any, **values: Any) -> None:
+        """Display numbers after the speed."""
+        self.more = {**dict(*ordered), **values}
 
     def set_description(self, desc: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Accepted."""
+        """Ignore the call: the line has no description."""
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         self._owner.on_run_closed(None)
 
 
 class ProgressBarCallback(TrainerCallback):
-    """One line on stderr with batches, speed and the loss: live on a terminal and in a notebook; elsewhere, in a log
-    file say, written once at the end of each epoch, without the loss, which is printed; under a master to stdout.
+    """One line on stderr with batches, speed and the loss: live on a terminal and in a notebook.
+
+    Elsewhere, such as in a log file, it is written once at the end of each epoch, without the loss, which is printed;
+    under a master to stdout.
 
     Attributes:
-        pbar, eval_pbar: of the epoch under way, with ``update()``, ``set_postfix()``, ``close()``; None outside of one.
+        pbar, eval_pbar: bar of the current epoch, with ``update()``, ``set_postfix()``, ``close()``; None outside.
     """
 
     pbar: _Bar | None = None
@@ -195,26 +203,21 @@ class ProgressBarCallback(TrainerCallback):
         self.pbar = _Bar(self)
 
     def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
-        """Count; what is shown is drawn by time."""
-        self._done += 1
-        if self._line is not None and self._line.shown:
-            more = self.pbar.more if self.pbar is not None else {}
-            self._line.update(self._done, self._total, {"loss": trainer._det_core.batch_loss, **more})
+        """Count a batch; the line is redrawn at intervals."""
+        self._advance(self.pbar, {"loss": trainer._det_core.batch_loss})
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         self._end(trainer, "training")
 
     def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
-        """Begin a line, unless an evaluation in the middle of an epoch would cut that of the epoch."""
+        """Begin a line, except within a training epoch, whose line continues."""
         if not trainer._det_core.run.in_epoch:
             self._begin(trainer, trainer._eval_dataloader, 0)
         self.eval_pbar = _Bar(self)
 
     def on_eval_step_end(self, trainer: Any, **kwargs: Any) -> None:
         if not trainer._det_core.run.in_epoch:
-            self._done += 1
-            if self._line is not None and self._line.shown:
-                self._line.update(self._done, self._total, self.eval_pbar.more if self.eval_pbar is not None else None)
+            self._advance(self.eval_pbar, {})
 
     def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         self.eval_pbar = None
@@ -222,7 +225,7 @@ class ProgressBarCallback(TrainerCallback):
             self._end(trainer, "evaluation")
 
     def on_run_closed(self, trainer: Any, **kwargs: Any) -> None:
-        """End a line that an error has left; the Trainer fires this however a run ends."""
+        """Close a line left open by an error; fired after every run."""
         self.pbar = self.eval_pbar = None
         if self._line is not None:
             self._line.close()
@@ -233,13 +236,22 @@ class ProgressBarCallback(TrainerCallback):
         self._first = done
         self._done = done
         self._began = time.monotonic()
-        self._line = ProgressLine() if trainer._det_core.strategy.is_local_main_process else None
+        self._line = None
+        if trainer._det_core.strategy.is_local_main_process:
+            self._line = ProgressLine()
 
-    def _end(self, trainer: Any, what: str) -> None:
+    def _advance(self, bar: _Bar | None, values: dict[str, Any]) -> None:
+        self._done += 1
+        if self._line is not None and self._line.shown:
+            if bar is not None:  # closed by the user, or by a subclass
+                values |= bar.more
+            self._line.update(self._done, self._total, values)
+
+    def _end(self, trainer: Any, kind: str) -> None:
         if self._line is not None and not self._line.shown and self._done:
             rate = (self._done - self._first) / (time.monotonic() - self._began)
-            text = f"{what}: {self._done}/{self._total or self._done} batches  {rate:.3g} batches/s"
-            if trainer._det_core.under_master:  # its logs have stdout and stderr of a rank in no order
+            text = f"{kind}: {self._done}/{self._total or self._done} batches  {rate:.3g} batches/s"
+            if trainer._det_core.under_master:  # its logs interleave stdout and stderr of a rank at random
                 trainer.print(text)
             else:
                 write_quietly(f"{text}\n", sys.stderr)
@@ -247,7 +259,7 @@ class ProgressBarCallback(TrainerCallback):
 
 
 class LogMetricsCallback(TrainerCallback):
-    """Prints the latest metrics: those whose name contains ``train`` after training, the others after evaluation."""
+    """Printer of the latest metrics: with ``train`` in their names after training, the others after evaluation."""
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         self._log_latest_metrics(trainer, [name for name in trainer.run_history.get_metric_names() if "train" in name])
@@ -263,34 +275,34 @@ class LogMetricsCallback(TrainerCallback):
         return {name: trainer.run_history.get_latest_metric(name) for name in metric_names}
 
     def log_metrics(self, trainer: Any, metrics: dict[str, Any]) -> None:
-        """Print them, a line each. Loggers override this."""
+        """Print one line for each metric; loggers override this."""
         for name, value in metrics.items():
             trainer.print(f"\n{name}: {value}")
 
 
 class LimitBatchesCallback(TrainerCallback):
-    """Ends each epoch of training and evaluation after some batches, to try a script out.
+    """Limit of the batches in each epoch of training and evaluation, to try out a script.
 
     Args:
-        num_batches: how many, on each rank.
+        num_batches: number of batches on each rank.
     """
 
     def __init__(self, num_batches: int) -> None:
         self.num_batches = num_batches
 
     def on_loaders_prepared(self, trainer: Any, **kwargs: Any) -> None:
-        """Cut them; the Trainer fires this before it counts an epoch's steps."""
+        """Limit the loaders; fired before the steps of an epoch are counted."""
         for name in ("_train_dataloader", "_eval_dataloader"):
             if (loader := getattr(trainer, name)) is not None:
                 setattr(trainer, name, DataLoaderSlice(loader, self.num_batches))
 
 
 class LimitEvalStepsCallback(TrainerCallback):
-    """Evaluates on the first batches only.
+    """Limit of evaluations to their first batches.
 
     Args:
-        num_eval_steps: how many, of all ranks together.
-        limit_intermediate_only: whether only evaluations in the middle of an epoch are limited.
+        num_eval_steps: number of batches of all ranks together.
+        limit_intermediate_only: whether to limit only evaluations within an epoch.
     """
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
@@ -310,11 +322,11 @@ class LimitEvalStepsCallback(TrainerCallback):
             trainer._eval_dataloader = self._whole
             self._whole = None
 
-    on_run_closed = on_eval_epoch_end  # an evaluation that was stopped has had none
+    on_run_closed = on_eval_epoch_end  # which a stopped evaluation does not reach
 
 
 class ConvertSyncBatchNormCallback(TrainerCallback):
-    """Turns batch norms into ones that count over all ranks, where there are several."""
+    """Converter of batch norms to synchronized ones, if there are several ranks."""
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         if trainer.run_config.is_distributed:
@@ -322,17 +334,17 @@ class ConvertSyncBatchNormCallback(TrainerCallback):
 
 
 class StepBasedEvaluationCallback(TrainerCallback):
-    """Evaluates in the middle of epochs, for metrics between their ends.
+    """Evaluation within epochs, for metrics between their ends.
 
     Args:
-        eval_every_n_steps: after the steps of this index and its multiples, counted in each epoch from 0.
+        eval_every_n_steps: evaluate after steps whose index in the epoch (from 0) is a multiple of this, except 0.
     """
 
     def __init__(self, eval_every_n_steps: int) -> None:
         self.eval_every_n_steps = eval_every_n_steps
 
     def on_train_step_end(self, trainer: Any, *, step: int, **kwargs: Any) -> None:
-        """Ask for an evaluation, which comes after the update that this step belongs to."""
+        """Request an evaluation after the update to which this step belongs."""
         if step and step % self.eval_every_n_steps == 0 and trainer.eval_dataset is not None:
             after_update(trainer, partial(self._evaluate, trainer, step))
 
@@ -352,18 +364,18 @@ DEFAULT_CALLBACKS = (
 
 
 def get_default_callbacks(progress_bar: bool = True) -> tuple[Any, ...]:
-    """The callbacks of a Trainer that is given none.
+    """Return the default callbacks of a Trainer.
 
     Args:
-        progress_bar: whether there is one among them.
+        progress_bar: whether to include the progress bar.
     """
     return limited([c for c in DEFAULT_CALLBACKS if progress_bar or c is not ProgressBarCallback])
 
 
 def limited(callbacks: Iterable[Any]) -> tuple[Any, ...]:
-    """Callbacks, and before them one that ends epochs early, if the environment says so and none of them does."""
+    """Return callbacks with a limit of batches from the environment in front, unless one of them is a limit."""
     limit = Environment.read().limit_batches
     chosen = tuple(callbacks)
-    if limit is None or any(isinstance(one, LimitBatchesCallback) for one in chosen):
+    if limit is None or any(isinstance(callback, LimitBatchesCallback) for callback in chosen):
         return chosen
     return (LimitBatchesCallback(limit), *chosen)

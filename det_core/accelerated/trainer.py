@@ -1,4 +1,4 @@
-"""The Trainer: a model, a loss function and an optimizer in, a managed training out; each step of it a method."""
+"""The Trainer: managed training of a model, with a method to override for each step."""
 
 from __future__ import annotations
 
@@ -36,30 +36,31 @@ __all__ = [
 
 DEFAULT_SEED = 42
 _UNSET: Any = object()
-REAL: Any = Real  # of which numpy's numbers are too
+REAL: Any = Real  # includes numpy's numbers, unlike (int, float)
 
 
 class Trainer(TrainingLoop, Saves):
-    """Trains a model. Every step of the loop is a method to override; callbacks stand beside it.
+    """Trainer of a model: override a method to change a step of the loop, or add callbacks.
 
     Args:
         model: the model.
         loss_func: ``loss_func(outputs, targets)``, a scalar.
-        optimizer: the optimizer, or several in a list; None to only evaluate.
-        callbacks: classes or instances; left out, the default ones.
-        run_history: where metrics are kept; left out, in memory.
-        core_context: the context of ``core.init()`` that the training is managed by. Left out: the one that is open;
-            without any, nothing of the core is used in a single process.
-        seed: what random numbers and the order of shuffled data come from. Left out: the trial's, else 42. None: the
-            generators are left alone.
-        metrics: what is computed over each evaluation: a torchmetrics ``Metric`` or ``MetricCollection``, or a
-            dictionary of such; recorded as ``eval_<name>``. ``update(outputs, targets)``, ``compute()``, ``reset()``.
-        train_metrics: the same over each training epoch, recorded as ``train_<name>``.
-        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``. Left out: as accelerate is configured.
-        on_nan: what becomes of the process after a loss was NaN or infinite: ``"exit"`` (SystemExit), ``"raise"``
-            (:class:`StopTrainingError`), ``"stop"`` (``train()`` returns). Under a core context the trial is reported
-            as not worth repeating instead of the exit.
-        profile: sample the machine during runs, by the core's profiler.
+        optimizer: the optimizer, or a list of several; None for evaluation only.
+        callbacks: classes or instances. Defaults to :data:`DEFAULT_CALLBACKS`.
+        run_history: store of metrics. Defaults to one in memory.
+        core_context: context of ``core.init()`` that manages the training. Defaults to the open one; without one, a
+            single process does not use the core.
+        seed: seed of random numbers and of the order of shuffled data. Defaults to the trial's, or 42. None leaves the
+            generators alone.
+        metrics: metrics of each evaluation, recorded as ``eval_<name>``: a torchmetrics ``Metric`` or
+            ``MetricCollection``, or a dictionary of objects with ``update(outputs, targets)``, ``compute()``,
+            ``reset()``.
+        train_metrics: metrics of each training epoch, recorded as ``train_<name>``.
+        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``. Defaults to accelerate's configuration.
+        on_nan: action after a loss that is NaN or infinite: ``"exit"`` (SystemExit), ``"raise"``
+            (:class:`StopTrainingError`), ``"stop"`` (``train()`` returns). Under a core context, ``"exit"`` reports
+            the trial as not worth repeating instead.
+        profile: whether to sample the machine during runs with the core's profiler.
     """
 
     create_scheduler_fn: Any = None
@@ -97,28 +98,28 @@ class Trainer(TrainingLoop, Saves):
         self.callback_handler = self._create_callback_handler()
         self.callback_handler.call_event("on_init_end", self)
 
-    # what a run is made of
+    # Parts of a run.
 
     @property
     def device(self) -> torch.device:
-        """Where the model and its batches are."""
+        """Device of the model and its batches."""
         return self._det_core.strategy.device
 
     def _create_accelerator(self) -> Any:
-        """An ``accelerate.Accelerator``; to be overridden for one with options."""
+        """Return an ``accelerate.Accelerator``; override it for one with options."""
         return make_accelerator(self._det_core.mixed_precision)
 
     def _create_callback_handler(self) -> CallbackHandler:
         return CallbackHandler(limited(self._callbacks))
 
-    # loaders and scheduler
+    # Loaders and scheduler.
 
     def get_default_train_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """The arguments of the training loader that ``train_dataloader_kwargs`` is laid over."""
+        """Return default arguments of the training loader, which ``train_dataloader_kwargs`` override."""
         return {"shuffle": True, **self._loader_kwargs(batch_size)}
 
     def get_default_eval_dl_kwargs(self, batch_size: int) -> dict[str, Any]:
-        """The arguments of the evaluation loader that ``eval_dataloader_kwargs`` is laid over."""
+        """Return default arguments of the evaluation loader, which ``eval_dataloader_kwargs`` override."""
         return {"shuffle": False, **self._loader_kwargs(batch_size)}
 
     def _loader_kwargs(self, batch_size: int) -> dict[str, Any]:
@@ -130,27 +131,27 @@ class Trainer(TrainingLoop, Saves):
         }
 
     def create_train_dataloader(self, batch_size: int, train_dl_kwargs: Mapping[str, Any] | None = None) -> Any:
-        """The loader of the training dataset; any iterable of batches will do.
+        """Return the loader of the training dataset; an override may return any iterable of batches.
 
         Args:
-            batch_size: samples in a batch of a rank, unless ``train_dl_kwargs`` says.
+            batch_size: samples in a batch of a rank, unless ``train_dl_kwargs`` has it.
             train_dl_kwargs: arguments of a ``DataLoader``.
         """
-        given = self.get_default_train_dl_kwargs(batch_size)
-        self._train_dl_kwargs = _merged(given, train_dl_kwargs, self.train_dataset)
+        defaults = self.get_default_train_dl_kwargs(batch_size)
+        self._train_dl_kwargs = _merge_loader_kwargs(defaults, train_dl_kwargs, self.train_dataset)
         return DataLoader(dataset=self.train_dataset, collate_fn=self.collate_fn, **self._train_dl_kwargs)
 
     def create_eval_dataloader(self, batch_size: int, eval_dl_kwargs: Mapping[str, Any] | None = None) -> Any:
-        """The loader of the evaluation dataset. Arguments as in :meth:`create_train_dataloader`."""
-        given = self.get_default_eval_dl_kwargs(batch_size)
-        self._eval_dl_kwargs = _merged(given, eval_dl_kwargs, self.eval_dataset)
+        """Return the loader of the evaluation dataset; arguments as in :meth:`create_train_dataloader`."""
+        defaults = self.get_default_eval_dl_kwargs(batch_size)
+        self._eval_dl_kwargs = _merge_loader_kwargs(defaults, eval_dl_kwargs, self.eval_dataset)
         return DataLoader(dataset=self.eval_dataset, collate_fn=self.collate_fn, **self._eval_dl_kwargs)
 
     def create_scheduler(self) -> Any:
-        """The scheduler that ``create_scheduler_fn`` makes of the optimizer, placeholders replaced.
+        """Return the scheduler that ``create_scheduler_fn`` makes of the optimizer, placeholders replaced.
 
         Raises:
-            TypeError: it is no function of an optimizer that returns something with a ``step()``.
+            TypeError: If it is not a function of an optimizer that returns objects with a ``step()``.
         """
         make = replace_trainer_placeholder_values(self, self.create_scheduler_fn)
         if not callable(make) or (hasattr(make, "step") and not isinstance(make, type)):
@@ -158,12 +159,14 @@ class Trainer(TrainingLoop, Saves):
                 f"create_scheduler_fn={make!r}: expected a function that takes the optimizer and returns a scheduler"
             )
         scheduler = make(self.optimizer)
-        each = scheduler if isinstance(scheduler, list | tuple) else [scheduler]
-        if not all(callable(getattr(one, "step", None)) for one in each):
+        parts = [scheduler]
+        if isinstance(scheduler, list | tuple):
+            parts = list(scheduler)
+        if not all(callable(getattr(part, "step", None)) for part in parts):
             raise TypeError(f"create_scheduler_fn returned {scheduler!r}, which has no step(): expected a scheduler")
         return scheduler
 
-    # training
+    # Training.
 
     def train(
         self, train_dataset: Any, num_epochs: int, eval_dataset: Any = None, per_device_batch_size: int = 8,
@@ -176,45 +179,48 @@ class Trainer(TrainingLoop, Saves):
         report_every: int | None = None, checkpoint_every: int | str | None = "epoch",
         evaluate_every: int | None = None,
     ) -> None:  # fmt: skip
-        """Train, and evaluate after each epoch if there is a dataset for it.
+        """Train, and evaluate after each epoch if ``eval_dataset`` is given.
 
         Args:
             train_dataset: the samples, map-style or iterable.
-            num_epochs: epochs in all, those before a resume included. Under a search, at most so many.
-            eval_dataset: samples to evaluate on after each epoch.
+            num_epochs: total number of epochs, including those before a resume; under a search, the maximum.
+            eval_dataset: samples of the evaluation after each epoch.
             per_device_batch_size: samples in a batch of a rank.
             max_num_train_steps: updates, counted over all ranks, after which training ends, in place of ``num_epochs``.
-            gradient_accumulation_steps: batches to an update.
+            gradient_accumulation_steps: batches per update.
             gradient_clip_value: clip each gradient to ±this before an update.
-            create_scheduler_fn: makes a scheduler of the optimizer; it is stepped after each update. Keywords and
-                arguments of a ``functools.partial`` may be placeholders (:class:`TrainerPlaceholderValues`).
+            create_scheduler_fn: function that makes a scheduler of the optimizer; stepped after each update. Arguments
+                of a ``functools.partial`` may be placeholders (:class:`TrainerPlaceholderValues`).
             train_dataloader_kwargs, eval_dataloader_kwargs: arguments of the loaders.
-            reset_run_history: forget the metrics of earlier runs.
-            collate_fn: makes a batch of a list of samples.
-            resume_from: a folder of :meth:`save_training_state` to go on from.
-            gradient_clip_norm: scale the gradients down to a common norm of at most this.
-            track_gradient_norm: record the mean norm of the gradients as ``train_gradient_norm``; always, if clipped
-                by norm.
-            report_every: also report metrics to the core after so many updates.
-            checkpoint_every: save by the core after each ``"epoch"``, or after so many updates; None: only at the end,
-                and before a preemption.
-            evaluate_every: also evaluate after so many updates, in the middle of epochs; not after the last of one,
-                whose end evaluates.
+            reset_run_history: whether to delete the metrics of earlier runs.
+            collate_fn: function that makes a batch of a list of samples.
+            resume_from: directory of :meth:`save_training_state` to continue from.
+            gradient_clip_norm: maximum norm of the gradients, which are scaled down to it.
+            track_gradient_norm: whether to record the mean norm of the gradients as ``train_gradient_norm``; always
+                recorded if they are clipped by norm.
+            report_every: updates between reports of metrics to the core, in addition to those of epochs.
+            checkpoint_every: ``"epoch"``, or updates between checkpoints of the core; None for one at the end and
+                before a preemption only.
+            evaluate_every: updates between evaluations within epochs, in addition to those at their ends.
 
         Raises:
-            ValueError, TypeError: an argument cannot be used.
-            StopTrainingError: a loss was NaN, and ``on_nan="raise"``.
-            SystemExit: a loss was NaN, ``on_nan="exit"``, and there is no core context.
+            ValueError, TypeError: If an argument is invalid.
+            StopTrainingError: If a loss was NaN and ``on_nan="raise"``.
+            SystemExit: If a loss was NaN without a core context and ``on_nan="exit"``.
         """
         epochs = _whole("num_epochs", num_epochs, least=0, needed=True)
         accumulation = _whole("gradient_accumulation_steps", gradient_accumulation_steps, needed=True)
         limit = _whole("max_num_train_steps", max_num_train_steps)
         clip_norm = _above_0("gradient_clip_norm", gradient_clip_norm)
+        if track_gradient_norm and clip_norm is None:
+            clip_norm = math.inf
+        if checkpoint_every != "epoch":
+            checkpoint_every = _whole("checkpoint_every", checkpoint_every)
         run = Run(
-            clip_norm=math.inf if track_gradient_norm and clip_norm is None else clip_norm,
+            clip_norm=clip_norm,
             evaluate_every=_whole("evaluate_every", evaluate_every),
             report_every=_whole("report_every", report_every),
-            checkpoint_every="epoch" if checkpoint_every == "epoch" else _whole("checkpoint_every", checkpoint_every),
+            checkpoint_every=checkpoint_every,
         )
         clip_value = _above_0("gradient_clip_value", gradient_clip_value)
         self.train_dataset = train_dataset
@@ -242,16 +248,16 @@ class Trainer(TrainingLoop, Saves):
                 return
             if resume_from is not None:
                 metadata = self.load_training_state(resume_from) or {}
-                if not self._det_core.is_loaded:  # an override has loaded it
+                if not self._det_core.is_loaded:  # an override loaded it without our position
                     go_to(self, metadata)
                 self._det_core.is_loaded = False
                 self.print(f"Resumed training state from {resume_from} (epoch {metadata.get('current_epoch', 0)})")
-            for parameter in _parameters(self.optimizer):  # a run before may have ended in the middle of a group
+            for parameter in _parameters(self.optimizer):  # an earlier run may have ended within an accumulation group
                 parameter.grad = None
             self._run_training()
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
-        """Put model and optimizers on their devices and ranks, and the loaders in the order of this seed."""
+        """Move model and optimizers to their devices and ranks, and order the loaders by the seed."""
         session = self._det_core
         session.strategy.free()
         self._accelerator = self._create_accelerator()
@@ -286,27 +292,36 @@ class Trainer(TrainingLoop, Saves):
             )  # fmt: skip
 
     def _chosen_seed(self) -> int:
-        """The seed of this run, the same on every rank."""
+        """Return the seed of this run, equal on every rank."""
         session = self._det_core
         if session.given_seed is None:
-            seed = torch.initial_seed()
-            return seed if session.ranks is None else int(session.ranks.distributed.broadcast(seed))
+            seed = int(torch.initial_seed())
+            if session.ranks is None:
+                return seed
+            return int(session.ranks.distributed.broadcast(seed))
         if session.given_seed is not _UNSET:
             return int(session.given_seed)
-        trial = None if session.managed is None else session.managed.trial
-        return DEFAULT_SEED if trial is None else int(trial.trial_seed)
+        if session.managed is None or session.managed.trial is None:
+            return DEFAULT_SEED
+        return int(session.managed.trial.trial_seed)
 
     def _create_run_config(
         self, per_device_batch_size: int, num_epochs: int, gradient_accumulation_steps: int,
         max_num_train_steps: int | None, gradient_clip_value: float | None,
     ) -> TrainerRunConfig:  # fmt: skip
-        """The sizes and lengths of the run that begins; the loaders say what their batch size is."""
+        """Return sizes and lengths of the next run; batch sizes of the loaders take precedence."""
         strategy = self._det_core.strategy
-        size = self._det_core.strategy.num_processes
+        size = strategy.num_processes
         train_size = batch_size_of(self._train_dataloader) or per_device_batch_size
         eval_size = batch_size_of(self._eval_dataloader) or per_device_batch_size
-        local = 0 if self._train_dataloader is None else length_of(self._train_dataloader)
-        everywhere = None if local is None else -(-local * size // gradient_accumulation_steps)
+        batches: int | None = 0
+        if self._train_dataloader is not None:
+            batches = length_of(self._train_dataloader)
+        everywhere = None
+        local = None
+        if batches is not None:
+            everywhere = -(-batches * size // gradient_accumulation_steps)
+            local = -(-batches // gradient_accumulation_steps)
         limit = max_num_train_steps
         if limit is not None and everywhere:
             num_epochs = -(-limit // everywhere)
@@ -318,48 +333,52 @@ class Trainer(TrainingLoop, Saves):
             gradient_accumulation_steps=gradient_accumulation_steps, gradient_clip_value=gradient_clip_value,
             train_total_batch_size=train_size * size * gradient_accumulation_steps,
             eval_total_batch_size=eval_size * size, num_update_steps_per_epoch=everywhere,
-            num_local_update_steps_per_epoch=None if local is None else -(-local // gradient_accumulation_steps),
+            num_local_update_steps_per_epoch=local,
             max_num_train_steps=limit, is_local_process_zero=strategy.is_local_main_process,
             is_world_process_zero=strategy.is_main_process, is_distributed=size > 1,
             mixed_precision=strategy.mixed_precision, num_processes=size,
         )  # fmt: skip
 
     def _check_eval_batch_size(self) -> None:
-        """Say before training if ranks would have nothing to evaluate.
+        """Warn before training if ranks would lack batches in the last evaluation step.
 
         Raises:
-            ValueError: the batches of all ranks hold more than the whole dataset.
+            ValueError: If a batch of all ranks is larger than the dataset.
         """
         config = self.run_config
         loader = self._eval_dataloader
-        samples = length_of(self.eval_dataset) if loader is not None and self.eval_dataset is not None else None
-        if not config.is_distributed or samples is None or batch_size_of(loader) is None:
+        if not config.is_distributed or loader is None or self.eval_dataset is None:
+            return
+        samples = length_of(self.eval_dataset)
+        if samples is None or batch_size_of(loader) is None:
             return
         if config.eval_total_batch_size > samples:
             raise ValueError(
                 f"an evaluation batch of all ranks holds {config.eval_total_batch_size} samples, and the evaluation "
                 f"dataset {samples}: use a smaller batch size"
             )
-        rest = 0 if self._pad_uneven_eval_batches else samples % config.eval_total_batch_size
-        if rest and rest <= config.eval_per_device_batch_size * (config.num_processes - 1):
-            what = "some ranks have no batch: gather() in calculate_eval_batch_loss() would wait for them for ever"
-        elif rest and rest % config.num_processes:
-            what = "ranks have batches of different sizes: gather() then needs padding_value="
+        rest = samples % config.eval_total_batch_size
+        if not rest or self._pad_uneven_eval_batches:
+            return
+        if rest <= config.eval_per_device_batch_size * (config.num_processes - 1):
+            problem = "some ranks have no batch: gather() in calculate_eval_batch_loss() would wait for them for ever"
+        elif rest % config.num_processes:
+            problem = "ranks have batches of different sizes: gather() then needs padding_value="
         else:
             return
-        warnings.warn(f"in the last evaluation step {what}", UserWarning, stacklevel=3)
+        warnings.warn(f"in the last evaluation step {problem}", UserWarning, stacklevel=3)
 
     def evaluate(
         self, dataset: Any = None, per_device_batch_size: int = 8,
         dataloader_kwargs: Mapping[str, Any] | None = None, collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:  # fmt: skip
-        """Evaluate the model; the run history then holds ``evaluation_loss`` and ``evaluation_<metric>`` alone.
+        """Evaluate the model; afterwards the run history has ``evaluation_loss`` and ``evaluation_<metric>`` only.
 
         Args:
-            dataset: the samples; left out, those of the last ``train()``.
+            dataset: the samples. Defaults to those of the last ``train()``.
             per_device_batch_size: samples in a batch of a rank.
             dataloader_kwargs: arguments of the loader.
-            collate_fn: makes a batch of a list of samples.
+            collate_fn: function that makes a batch of a list of samples.
         """
         if dataset is not None:
             self.eval_dataset = dataset
@@ -377,54 +396,61 @@ class Trainer(TrainingLoop, Saves):
 
 
 class TrainerWithTimmScheduler(Trainer):
-    """A Trainer for schedulers of timm: ``step_update(num_updates=)`` after each update, counted from 1, and
-    ``step(epoch, metric=)`` after each epoch, with the number of epochs done."""
+    """Trainer for schedulers of timm.
+
+    It calls ``step_update(num_updates=)`` after each update, from 1, and ``step(epoch, metric=)`` after each epoch,
+    with the number of completed epochs.
+    """
 
     num_updates: int | None = None
 
     def train_epoch_start(self) -> None:
-        """Count from the updates made so far."""
+        """Start an epoch at the current number of updates."""
         super().train_epoch_start()
         self.num_updates = self._det_core.run.updates
 
     def scheduler_step(self) -> None:
-        """Count an update."""
+        """Count an update, and step the schedulers."""
         self.num_updates = (self.num_updates or 0) + 1
         for scheduler in listed(self.scheduler):
             scheduler.step_update(num_updates=self.num_updates)
 
     def _det_core_epoch_done(self) -> None:
-        watched = self.run_history.get_metric_values("eval_loss_epoch")
+        losses = self.run_history.get_metric_values("eval_loss_epoch")
+        epochs = self._det_core.run.epoch + 1
         for scheduler in listed(self.scheduler):
-            takes = inspect.signature(scheduler.step).parameters.values()
-            has_metric = any(p.name == "metric" or p.kind is p.VAR_KEYWORD for p in takes)
-            more = {"metric": watched[-1] if watched else None} if has_metric else {}
-            scheduler.step(self._det_core.run.epoch + 1, **more)
+            parameters = inspect.signature(scheduler.step).parameters.values()
+            # only some schedulers of timm take it, and a user-defined one need not
+            if any(p.name == "metric" or p.kind is p.VAR_KEYWORD for p in parameters):
+                scheduler.step(epochs, metric=losses[-1] if losses else None)
+            else:
+                scheduler.step(epochs)
 
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
     return parameters_of(with_groups(optimizer))
 
 
-def _merged(default: dict[str, Any], given: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:
-    """The loader's arguments with the user's over them; without those that torch refuses beside them."""
-    if isinstance(dataset, torch.utils.data.DataLoader):  # people put factories in the place of the name below
+def _merge_loader_kwargs(defaults: dict[str, Any], overrides: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:
+    """Return a loader's arguments with overrides, without defaults that torch rejects in combination with them."""
+    # the full name, as users replace the global DataLoader of this module by functions
+    if isinstance(dataset, torch.utils.data.DataLoader):
         raise TypeError(
             "a DataLoader was given as the dataset: give its dataset, and its arguments in train_dataloader_kwargs= or "
             "eval_dataloader_kwargs=, or override create_train_dataloader() and create_eval_dataloader()"
         )
-    merged = {**default, **(given or {})}
+    merged = {**defaults, **(overrides or {})}
     own_batches = merged.get("batch_sampler") is not None
     if own_batches:
         merged.pop("batch_size", None)
-    is_empty = length_of(dataset) == 0  # torch refuses to shuffle nothing, and does not say which dataset that is
+    is_empty = length_of(dataset) == 0  # torch cannot shuffle it, and its error does not name the dataset
     if own_batches or merged.get("sampler") is not None or isinstance(dataset, IterableDataset) or is_empty:
         merged.pop("shuffle", None)
     return merged
 
 
 def _whole(name: str, value: Any, *, least: int = 1, needed: bool = False) -> Any:
-    """A whole number of any kind, numpy's or 1e4, as an int; None stays, unless it is needed."""
+    """Return a whole number of any type, such as numpy's or 1e4, as an int; None stays unless a value is needed."""
     if value is None and not needed:
         return None
     if isinstance(value, bool) or not isinstance(value, REAL) or value % 1:
@@ -435,8 +461,10 @@ def _whole(name: str, value: Any, *, least: int = 1, needed: bool = False) -> An
 
 
 def _above_0(name: str, value: Any) -> float | None:
-    if value is not None and (not isinstance(value, REAL) or isinstance(value, bool)):
+    if value is None:
+        return None
+    if not isinstance(value, REAL) or isinstance(value, bool):
         raise TypeError(f"{name}={value!r}: expected a number above 0")
-    if value is not None and not value > 0:  # NaN is not
+    if not value > 0:  # rejects NaN too, unlike value <= 0
         raise ValueError(f"{name}={value!r}: expected a number above 0")
-    return None if value is None else float(value)
+    return float(value)

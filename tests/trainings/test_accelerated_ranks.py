@@ -333,7 +333,7 @@ except (RuntimeError, PeerLost) as e:
             "has more on rank 0. Give all of them the same data"
         )
         assert "in epoch 1 it ended after 7 batches on rank 0, and has more on rank 1" in grouped["error"]
-        assert "differ in the evaluation data: they have 6, 4 batches, which are no shares" in evaluated["error"]
+        assert "differ in the evaluation data: they have 6, 4 batches, which are not shares" in evaluated["error"]
         assert "the evaluation loader gives no batch" in empty["error"]
         assert alike == {"updates": 4, "losses": 2}, "of six batches for each rank, and of three and two"
 

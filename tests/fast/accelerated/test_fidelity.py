@@ -121,7 +121,7 @@ def test_an_optimizer_however_it_was_prepared(cls: type[Trainer]) -> None:
 
 def test_no_optimizer_at_the_first_update() -> None:
     trainer = Trainer(linear(), nn.functional.mse_loss, None, ())
-    with pytest.raises(ValueError, match="needs an optimizer, and this Trainer has none at its first update"):
+    with pytest.raises(ValueError, match="training requires an optimizer: this Trainer has none at its first update"):
         train(trainer)
 
 
