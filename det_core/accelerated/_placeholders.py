@@ -132,12 +132,15 @@ def _look_up(trainer: Any, placeholder: TrainerPlaceholderValues) -> tuple[int |
         if trainer._eval_dataloader is None:
             return None, "the run has no evaluation dataset"
         return length_of(trainer._eval_dataloader), "the evaluation loader has no length; pass the number instead"
-    number = config.num_update_steps_per_epoch
-    processes = 1
-    if placeholder is which.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH:
+    is_local = placeholder is which.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH
+    if is_local:
         number = config.num_local_update_steps_per_epoch
-        processes = config.num_processes
+    else:
+        number = config.num_update_steps_per_epoch
     if number is None and config.max_num_train_steps is not None:
         # Without a length, the limit of updates is divided among the epochs.
-        number = math.ceil(config.max_num_train_steps / (max(config.num_epochs, 1) * processes))
+        shares = max(config.num_epochs, 1)
+        if is_local:
+            shares *= config.num_processes
+        number = math.ceil(config.max_num_train_steps / shares)
     return number, "the training loader has no length; pass max_num_train_steps to train()"

@@ -339,7 +339,7 @@ def _counted(metric: Any) -> dict[str, Any]:
     for name in metric._defaults:
         value = getattr(metric, name)
         if isinstance(value, torch.Tensor):
-            state[name] = value.clone()  # the metric updates it in place while the checkpoint is written
+            state[name] = value.clone()  # the metric may update it in place
         else:
             state[name] = list(value)
     return state

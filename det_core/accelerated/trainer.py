@@ -420,7 +420,7 @@ class TrainerWithTimmScheduler(Trainer):
         epochs = self._det_core.run.epoch + 1
         for scheduler in listed(self.scheduler):
             parameters = inspect.signature(scheduler.step).parameters.values()
-            # only some schedulers of timm take it, and a user-defined one need not
+            # timm's own schedulers take it; a user-defined one need not
             if any(p.name == "metric" or p.kind is p.VAR_KEYWORD for p in parameters):
                 scheduler.step(epochs, metric=losses[-1] if losses else None)
             else:

@@ -303,5 +303,5 @@ def test_number_of_epochs_is_checked() -> None:
 
 def test_training_without_an_optimizer() -> None:
     trainer = Trainer(linear(), nn.functional.mse_loss, None, ())
-    with pytest.raises(ValueError, match="needs an optimizer"):
+    with pytest.raises(ValueError, match="training requires an optimizer"):
         train(trainer)
