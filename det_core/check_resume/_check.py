@@ -148,7 +148,10 @@ class _Check:
         self._begun += 1
         self._show(f"{name}{_moment(plan)}")
         starts = [place.run(plan, self._timeout)]
-        moments = starts[0].noted("kill" if starts[0].is_killed else "stop")
+        event = "stop"
+        if starts[0].is_killed:
+            event = "kill"
+        moments = starts[0].noted(event)
         if resumed and not describe_failure((starts[0],)) and moments:
             # The ranks agree on a later call of should_preempt() than that of the request.
             self._show(f"{name}{_after(moments[0]['step'], moments[0]['calls'])}, resumed")
@@ -186,13 +189,19 @@ class _Check:
         return [place.read(ENDED, (*undisturbed.starts, place.run({}, self._timeout)))]
 
     def _show(self, title: str) -> None:
-        of = f" of {self._count}" if self._end >= 0 else ""
-        self._title = f"training {self._begun}{of}, {title}"
+        number = str(self._begun)
+        if self._end >= 0:  # before the first training has ended, the number of plans is unknown
+            number += f" of {self._count}"
+        self._title = f"training {number}, {title}"
         self._on_progress(self._title)
 
     def _show_step(self, step: int) -> None:
-        if step >= 0:
-            self._on_progress(f"{self._title}: step {step}" + (f" of {self._end}" if self._end >= 0 else ""))
+        if step < 0:
+            return
+        progress = f"{self._title}: step {step}"
+        if self._end >= 0:
+            progress += f" of {self._end}"
+        self._on_progress(progress)
 
 
 def _snapshots(interrupted: Sequence[Training]) -> dict[str, Any]:
@@ -211,12 +220,16 @@ def _moment(plan: dict[str, Any]) -> str:
     """Return when a training is to be disturbed, in words; empty: it is not."""
     if "stop_at" in plan:
         return f", requested{_after(plan['stop_at'], plan.get('stop_after_calls', 0) + 1)}"
-    return _after(plan["kill_at"], 0) if "kill_at" in plan else ""
+    if "kill_at" in plan:
+        return _after(plan["kill_at"], 0)
+    return ""
 
 
 def _after(step: int, calls: int) -> str:
     """Return a moment in words, before the first report by the calls of should_preempt()."""
-    return f" at call {calls} of should_preempt()" if step == BEFORE_ANY_REPORT else f" after step {step}"
+    if step == BEFORE_ANY_REPORT:
+        return f" at call {calls} of should_preempt()"
+    return f" after step {step}"
 
 
 def _unusable(undisturbed: Training) -> Finding | None:
@@ -226,7 +239,9 @@ def _unusable(undisturbed: Training) -> Finding | None:
         text = "the command never called core.init()"
     if not text and not undisturbed.rows:
         text = "the command reported no metrics"
-    return Finding("command_failed", text, trainings=(UNDISTURBED,)) if text else None
+    if not text:
+        return None
+    return Finding("command_failed", text, trainings=(UNDISTURBED,))
 
 
 def _judge(
@@ -247,7 +262,9 @@ def _judge(
     elif undisturbed.saves and again.saves:
         # What differs although nothing was disturbed, as a time does, says nothing of a resume.
         noise = frozenset(different_keys(undisturbed.saves[-1].path, again.saves[-1].path, rtol))
-    observed = None if difference or failure else again
+    observed: Training | None = again
+    if difference or failure:  # values of a training that is not deterministic are not compared
+        observed = None
     for training in interrupted:
         findings.append(diagnose(gather(training, undisturbed, observed, rtol=rtol, noise=noise)))
     merged = merge(findings)
@@ -281,10 +298,12 @@ _FOLLOWED_BY_A_NEW_START = ("never_asked", "starts_over", "several_runs", "comma
 def _unequal(difference: Difference) -> Finding:
     places = [*difference.missing, *difference.extra, *((change.group, change.step) for change in difference.changed)]
     step = min((step for _, step in places), default=None)
-    what = f" ({difference.changed[0]})" if difference.changed else ": they have other rows"
+    example = ": they have other rows"
+    if difference.changed:
+        example = f" ({difference.changed[0]})"
     return Finding(
         "undisturbed_runs_differ",
-        f"two undisturbed trainings differ from step {step} on{what}; only counts were compared: set seeds, and "
+        f"two undisturbed trainings differ from step {step} on{example}; only counts were compared: set seeds, and "
         "deterministic algorithms; --rtol allows for a difference",
         step,
         (UNDISTURBED, AGAIN),

@@ -102,7 +102,10 @@ class Facts:
 def diagnose(facts: Facts) -> list[Finding]:
     """Return what is wrong with a resumed training, the likeliest cause first; empty if nothing is."""
     blocking = next(_blocking(facts), None)
-    findings = [blocking] if blocking is not None else [*_steps(facts), *_values(facts)]
+    if blocking is not None:
+        findings = [blocking]
+    else:
+        findings = [*_steps(facts), *_values(facts)]
     if not findings and facts.difference:
         findings.append(_of_other_rows(facts.difference))
     if not findings and facts.different_keys:
@@ -141,14 +144,14 @@ def _blocking(facts: Facts) -> Iterator[Finding]:
     if not facts.was_interrupted:
         yield Finding(
             "never_stopped",
-            "the script was told to stop, and trained to its end: call ctx.preempt.should_preempt() in the loop, save "
+            "the script was asked to stop, and trained to its end: call ctx.preempt.should_preempt() in the loop, save "
             "and leave it when it returns True; `--kill` checks a kill alone",
         )
     if not facts.has_checkpoint:
         if facts.was_stopped:
             yield Finding(
                 "never_saved",
-                "nothing was saved when the script was told to stop: save when should_preempt() returns True",
+                "nothing was saved when the script was asked to stop: save when should_preempt() returns True",
             )
         return
     if not facts.is_asked_for:
@@ -178,8 +181,11 @@ def _blocking(facts: Facts) -> Iterator[Finding]:
 
 def _steps(facts: Facts) -> Iterator[Finding]:
     """Yield what the steps say."""
-    group, first, expected = facts.group, facts.first_step, facts.expected_step
-    missing, extra = facts.difference.missing_of(group), facts.difference.extra_of(group)
+    group = facts.group
+    first = facts.first_step
+    expected = facts.expected_step
+    missing = facts.difference.missing_of(group)
+    extra = facts.difference.extra_of(group)
     is_changed = bool(facts.difference.changed) or bool(extra)
     # A row of a whole epoch is reported after a checkpoint of its last batch, for the first time.
     if first is not None and first <= min(facts.saved_step, facts.reported_step):
@@ -254,15 +260,20 @@ def _values(facts: Facts) -> Iterator[Finding]:
     changed = facts.difference.changed
     if not changed and "scaler" not in facts.parts and not facts.different_keys:
         return
-    step = changed[0].step if changed else None
-    shows = f" ({changed[0]})" if changed else ""
+    step = None
+    example = ""
+    if changed:
+        step = changed[0].step
+        example = f" ({changed[0]})"
     causes = list(_state_causes(facts))
     for number, finding in enumerate(causes):
-        yield replace(finding, text=finding.text + ("" if number else shows), step=step)
+        if number == 0:  # once, as all causes have the same example
+            finding = replace(finding, text=finding.text + example)
+        yield replace(finding, step=step)
     if changed and not causes:
         yield Finding(
             NO_BETTER_CAUSE,
-            f"values differ from step {step} on{shows}: look for what the first step after the resume reads and the "
+            f"values differ from step {step} on{example}: look for what the first step after the resume reads and the "
             "checkpoint lacks, such as a hidden state or a running sum that one batch hands to the next",
             step,
         )
@@ -382,7 +393,9 @@ _BY_KEY = {
 
 def _of_checkpoint(facts: Facts) -> Finding:
     keys = facts.different_keys
-    shown = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    shown = ", ".join(keys[:3])
+    if len(keys) > 3:
+        shown += f" and {len(keys) - 3} more"
     for part, cause in _BY_KEY.items():
         if all(part in key.rpartition(": ")[2].lower() for key in keys):
             return Finding(cause, f"all rows are equal, but the final checkpoint differs in {shown}")

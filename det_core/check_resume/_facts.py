@@ -37,8 +37,12 @@ def gather(
     steps = expected.steps(group)
     saves = [save for save in training.saves if save.restart == 0]
     restored = training.save_restored(1)
-    start = restored or (saves[-1] if saves else None)
-    saved_step = 0 if start is None else start.steps_completed
+    start = restored or next(reversed(saves), None)
+    saved_step = 0
+    reported_step = 0
+    if start is not None:
+        saved_step = start.steps_completed
+        reported_step = start.reported
     difference = compare(expected, training, rtol=rtol)
     if again is None:
         difference = replace(difference, changed=())
@@ -54,11 +58,11 @@ def gather(
         is_asked_for=restored is not None,
         group=group,
         saved_step=saved_step,
-        reported_step=saved_step if start is None else start.reported,
+        reported_step=reported_step,
         first_step=next((step for name, step in training.reported.get(1, ()) if name == group), None),
         expected_step=next((step for step in steps if step > saved_step), None),
-        beginning=steps[0] if steps else 1,
-        end=steps[-1] if steps else 0,
+        beginning=next(iter(steps), 1),
+        end=next(reversed(steps), 0),
         is_other_unit=_is_other_unit(expected, steps),
         difference=difference,
     )
@@ -70,7 +74,9 @@ def gather(
 def describe_failure(starts: tuple[Start, ...]) -> str:
     """Return how a start of the command failed, in words; empty: none did."""
     for number, start in enumerate(starts):
-        which = "the command" if number == 0 else "the command, resumed,"
+        which = "the command"
+        if number > 0:
+            which = "the command, resumed,"
         if start.is_hung:
             return f"{which} did not end within {start.seconds:.0f} s"
         if start.status and not start.is_killed:
@@ -80,7 +86,9 @@ def describe_failure(starts: tuple[Start, ...]) -> str:
 
 def _last_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("det_core: ")]
-    return lines[-1][:300] if lines else "it printed nothing"
+    if not lines:
+        return "it printed nothing"
+    return lines[-1][:300]
 
 
 def _is_other_unit(expected: Training, steps: list[int]) -> bool:
@@ -100,19 +108,26 @@ def _with_states(
     noise: Set[str],
 ) -> Facts:
     """Add what states and batches say."""
-    observed, resumed = again.starts[0], training.starts[1]
+    observed = again.starts[0]
+    resumed = training.starts[1]
     pairs = _snapshots(observed, resumed, training.name)
     seeded = _seeded(observed, training.starts[0])
     parts = {name for before, after in pairs for name in _differing(before["parts"], after["parts"])}
     random = {name for before, after in pairs for name in _differing(before["random"], after["random"])} & seeded
     objects = {name for before, after in pairs for name in _differing(before["objects"], after["objects"])}
-    of_rank_0 = pairs[0][1]["random"] if pairs else {}
+    of_rank_0: dict[str, str] = {}
+    if pairs:
+        of_rank_0 = pairs[0][1]["random"]
     others = [after["random"] for before, after in pairs[1:] if before["random"] != after["random"]]
     batch, expected_batch = _batches(observed, resumed, restored)
     stops = training.starts[0].noted("stop")
-    is_suspect = bool(facts.difference or parts)  # else torch need not be loaded to read the checkpoint
-    keys = top_keys(restored.path) if is_suspect else []
-    read = {note["key"] for note in resumed.noted("read")}
+    unread: list[str] = []
+    held: dict[str, str] = {}
+    if facts.difference or parts:  # otherwise torch need not be loaded to read the checkpoint
+        held = held_kinds(restored.path)
+        read = {note["key"] for note in resumed.noted("read")}
+        if read:
+            unread = [key for key in top_keys(restored.path) if key not in read]
     different: list[str] = []
     if expected.saves and training.saves:
         different = different_keys(expected.saves[-1].path, training.saves[-1].path, rtol)
@@ -127,8 +142,8 @@ def _with_states(
         objects=tuple(sorted(objects)),
         has_loader=any(after["has_loader"] for _, after in pairs),
         batches_since_update=_since_update(stops[0]) if stops else 0,
-        held=held_kinds(restored.path) if is_suspect else {},
-        unread=tuple(key for key in keys if key not in read) if read else (),
+        held=held,
+        unread=tuple(unread),
         different_keys=tuple(key for key in different if key not in noise),
     )
 
@@ -161,8 +176,9 @@ def _differing(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 
 def _since_update(stop: dict[str, Any]) -> int:
-    takes_several = stop["forwards"] >= 2 * stop["updates"] > 0
-    return int(stop["since_update"]) if takes_several else 0
+    if stop["forwards"] >= 2 * stop["updates"] > 0:  # gradients are accumulated
+        return int(stop["since_update"])
+    return 0
 
 
 def _batches(observed: Start, resumed: Start, restored: Save) -> tuple[int | None, int | None]:

@@ -114,7 +114,9 @@ def _list_of(kind: type, found: LiveObjects) -> list[Any] | None:
             if base in kind.__mro__:
                 return objects
     is_environment = callable(getattr(kind, "reset", None)) and callable(getattr(kind, "step", None))
-    return found.own if hasattr(kind, "__dict__") and (_is_of_script(kind) or is_environment) else None
+    if hasattr(kind, "__dict__") and (_is_of_script(kind) or is_environment):
+        return found.own
+    return None
 
 
 def _is_of_script(kind: type) -> bool:

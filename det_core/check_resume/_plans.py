@@ -74,7 +74,10 @@ def _request(undisturbed: Training, steps: list[int], row: int, after: int) -> d
     if after < 0 <= row:
         row -= 1
         after += _calls_per_row(undisturbed, steps)
-    return {"stop_at": steps[row] if row >= 0 else BEFORE_ANY_REPORT, "stop_after_calls": max(after, 0)}
+    stop_at = BEFORE_ANY_REPORT
+    if row >= 0:
+        stop_at = steps[row]
+    return {"stop_at": stop_at, "stop_after_calls": max(after, 0)}
 
 
 def _ends(undisturbed: Training) -> set[int]:
@@ -118,12 +121,18 @@ def _checked(at: int, steps: list[int]) -> int:
 
 def _calls_per_row(undisturbed: Training, steps: list[int]) -> int:
     """Return how often should_preempt() is called from one report to the next."""
-    last = undisturbed.saves[-1] if undisturbed.saves else None
-    rows = sum(step <= last.reported for step in steps) if last is not None else 0
-    return last.calls // rows if last is not None and rows else 1
+    if not undisturbed.saves:
+        return 1
+    last = undisturbed.saves[-1]
+    rows = sum(step <= last.reported for step in steps)
+    if not rows:
+        return 1
+    return last.calls // rows
 
 
 def _middle(steps: list[int], before: Save, after: Save) -> int | None:
     """Return the step in the middle of those reported between two checkpoints; None if there are none."""
     between = [step for step in steps if before.reported < step <= after.reported]
-    return between[(len(between) - 1) // 2] if between else None
+    if not between:
+        return None
+    return between[(len(between) - 1) // 2]

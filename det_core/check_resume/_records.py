@@ -163,9 +163,16 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Return the values at any depth, with their paths."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from flatten(item, f"{path}.{key}" if path else str(key))
+            yield from flatten(item, join_path(path, key))
     elif isinstance(value, list | tuple) and value:
         for number, item in enumerate(value):
-            yield from flatten(item, f"{path}.{number}" if path else str(number))
+            yield from flatten(item, join_path(path, number))
     else:
         yield path, value
+
+
+def join_path(path: str, key: Any) -> str:
+    """Return the path of an item at a key of the value at a path, which is empty for the root."""
+    if not path:
+        return str(key)
+    return f"{path}.{key}"

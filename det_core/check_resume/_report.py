@@ -32,7 +32,9 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def _training(training: Training) -> dict[str, Any]:
-    starts = training.starts[-1:] if training.name == ENDED else training.starts
+    starts = training.starts
+    if training.name == ENDED:  # its earlier starts are those of the undisturbed training
+        starts = starts[-1:]
     restored = training.save_restored(1)
     first = [step for group, step in training.reported.get(1, ()) if group == training.main_group]
     return {
@@ -44,7 +46,7 @@ def _training(training: Training) -> dict[str, Any]:
         "rows": sum(map(len, training.rows.values())),
         "checkpoints": len(training.saves),
         "resumed_from": None if restored is None else restored.steps_completed,
-        "first_step": first[0] if first else None,
+        "first_step": next(iter(first), None),
     }
 
 
@@ -52,7 +54,9 @@ def as_markdown(report: Report) -> str:
     """Return a report as text for a pull request."""
     command = shlex.join(report.command)
     count = len(report.findings)
-    verdict = "resumes exactly" if report.is_equal else f"does not resume exactly: {_count(count, 'finding')}"
+    verdict = "resumes exactly"
+    if not report.is_equal:
+        verdict = f"does not resume exactly: {_count(count, 'finding')}"
     lines = [f"### `{command}` {verdict}", ""]
     lines += [f"- {_finding(finding)}" for finding in report.findings]
     lines += [f"- remark: {remark}" for remark in report.remarks]
@@ -85,8 +89,12 @@ def _table_row(training: dict[str, Any]) -> str:
 
 
 def _status(status: int) -> str:
-    return f"signal {-status}" if status < 0 else str(status)
+    if status < 0:
+        return f"signal {-status}"
+    return str(status)
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"

@@ -12,6 +12,7 @@ from typing import Any
 
 from det_core.check_resume._compare import is_close, is_time
 from det_core.check_resume._fingerprint import bytes_of
+from det_core.check_resume._records import join_path
 
 METADATA = "metadata.json"
 INTERNAL = ".det_core"
@@ -80,10 +81,10 @@ def _load(path: Path) -> Any:
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+            yield from _leaves(item, join_path(path, key))
     elif isinstance(value, list | tuple) and len(value) < NUMBERS_OF_PYTHON - 1:
         for number, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{number}" if path else str(number))
+            yield from _leaves(item, join_path(path, number))
     else:
         yield path, value
 
@@ -91,8 +92,11 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _is_same(a: Any, b: Any, rtol: float) -> bool:
     torch = sys.modules["torch"]
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return bool(type(a) is type(b) and is_close(list(a) if isinstance(a, tuple) else a,
-                                                    list(b) if isinstance(b, tuple) else b, rtol))  # fmt: skip
+        if type(a) is not type(b):
+            return False
+        if isinstance(a, tuple):  # is_close() compares values of JSON, which has no tuples
+            return bool(is_close(list(a), list(b), rtol))
+        return bool(is_close(a, b, rtol))
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if rtol and a.is_floating_point():
@@ -111,10 +115,13 @@ def _kinds(value: Any, path: str) -> Iterator[tuple[str, str]]:
         elif {"scale", "growth_factor"} <= keys:
             yield "scaler", path
         elif keys and all(isinstance(item, torch.Tensor) for item in value.values()):
-            yield ("model" if "ema" not in path.lower() else "copy"), path
+            if "ema" in path.lower():
+                yield "copy", path
+            else:
+                yield "model", path
         else:
             for key, item in value.items():
-                yield from _kinds(item, f"{path}.{key}" if path else str(key))
+                yield from _kinds(item, join_path(path, key))
     elif isinstance(value, torch.Tensor):
         if value.dtype == torch.uint8 and value.numel() == RNG_BYTES:
             yield "random", path
@@ -123,4 +130,4 @@ def _kinds(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield "random", path
         elif len(value) < NUMBERS_OF_PYTHON - 1:
             for number, item in enumerate(value):
-                yield from _kinds(item, f"{path}.{number}" if path else str(number))
+                yield from _kinds(item, join_path(path, number))

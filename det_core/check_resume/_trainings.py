@@ -106,7 +106,9 @@ class Home:
         try:
             killed, hung = self._wait(process, folder, plan, timeout)
             seconds = time.monotonic() - began
-            left = () if killed or hung else _wait_for_left(folder)
+            left: Sequence[str] = ()
+            if not killed and not hung:  # otherwise they are killed below
+                left = _wait_for_left(folder)
         finally:
             _kill_all(process, folder)
         text = (folder / OUTPUT).read_bytes()[-TAIL_BYTES:].decode(errors="replace")
@@ -167,8 +169,12 @@ def _newest_step(home: Path) -> int:
 
 def _step_in(line: bytes) -> int | None:
     record = json.loads(line)
-    step = record.get("steps_completed") if record["kind"] == "metrics" else None
-    return step if isinstance(step, int) else None
+    if record["kind"] != "metrics":
+        return None
+    step = record.get("steps_completed")
+    if not isinstance(step, int):
+        return None
+    return step
 
 
 # Processes of a start: those with a variable that they have inherited, and those that the probe has noted.

@@ -144,7 +144,9 @@ class TrialPlace:
             self._experiment.activate()
         is_killed, is_hung = self._wait(self._experiment, folder, plan, timeout)
         seconds = time.monotonic() - began
-        status = -signal.SIGKILL if is_killed or is_hung else _status(self._experiment)
+        status = int(-signal.SIGKILL)
+        if not is_killed and not is_hung:
+            status = _status(self._experiment)
         output = self._take_output(self._experiment)
         (folder / OUTPUT).write_text(output, errors="backslashreplace")
         return Start(status, seconds, is_killed, is_hung, (), output, read_notes(folder))
@@ -193,17 +195,22 @@ class TrialPlace:
     def _take_output(self, experiment: Experiment) -> str:
         """Return what the trial has printed since the last call, and why it failed."""
         trial = _trial_of(experiment)
-        lines = [] if trial is None else list(trial.logs(after=self._last_line))
+        lines = []
+        error = experiment.error
+        if trial is not None:
+            lines = list(trial.logs(after=self._last_line))
+            error = error or trial.error
         if lines:
             self._last_line = lines[-1]["id"]
-        error = experiment.error or ("" if trial is None else trial.error) or ""
-        return "\n".join([line["log"].rstrip("\n") for line in lines] or [error])
+        return "\n".join([line["log"].rstrip("\n") for line in lines] or [error or ""])
 
 
 def _trial_of(experiment: Experiment) -> Trial | None:
     """Return the trial as it is now; None: it is not created yet."""
     trials = experiment.trials()
-    return trials[0].refresh() if trials else None  # in a list they are without their exit statuses
+    if not trials:
+        return None
+    return trials[0].refresh()  # in a list they are without their exit statuses
 
 
 def _has_ended(experiment: Experiment, timeout: float) -> bool:
@@ -220,8 +227,9 @@ def _is_stopped(experiment: Experiment) -> bool:
 
 def _status(experiment: Experiment) -> int:
     trial = _trial_of(experiment)
-    status = None if trial is None else trial.exit_status
-    return int(experiment.state == "ERROR") if status is None else status
+    if trial is None or trial.exit_status is None:
+        return int(experiment.state == "ERROR")
+    return trial.exit_status
 
 
 def _saves(trial: Trial, checkpoints: Path, starts: tuple[Start, ...]) -> Iterator[Save]:
