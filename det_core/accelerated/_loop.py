@@ -12,12 +12,12 @@ import torch
 
 from det_core._training.data_order import length_of, share
 from det_core._training.loader_errors import comes_with_stop
-from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named, shaped
+from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named
 from det_core.accelerated._batches import check_given, evaluation_batches, in_groups, training_batches
 from det_core.accelerated._data import whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
-from det_core.accelerated._managed import CoreBridge, Ranks, counts_of, open_context
-from det_core.accelerated._strategy import Strategy
+from det_core.accelerated._lifecycle import begin_run, compare_ranks, opened, restore_parts
+from det_core.accelerated._managed import counts_of
 from det_core.accelerated.run_config import TrainerRunConfig
 
 logger = logging.getLogger("det_core.accelerated")
@@ -109,7 +109,7 @@ class TrainingLoop(TrainerBase):
         with opened(self):
             handler = self.callback_handler
             session = self._det_core
-            _compare_ranks(self)
+            compare_ranks(self)
             if session.managed is not None:
                 session.run.base = session.managed.steps - session.run.updates  # another Trainer may have trained
             try:
@@ -121,7 +121,7 @@ class TrainingLoop(TrainerBase):
                 except StopTrainingError as e:
                     _stopped(self, e)
                 self.evaluation_run_end()
-                _unprepare(self)
+                restore_parts(self)
                 handler.call_event("on_evaluation_run_end", self)
             finally:
                 handler.call_event("on_run_closed", self)
@@ -185,122 +185,6 @@ class TrainingLoop(TrainerBase):
         self.run_history.update_metric(metric_name, mean)
 
 
-# Before and after a run.
-
-
-@contextmanager
-def opened(trainer: TrainingLoop) -> Iterator[None]:
-    """Prepare a run, and restore the Trainer after it; send an error to ranks that wait. Nested uses do nothing."""
-    session = trainer._det_core
-    if session.is_open:
-        yield
-        return
-    session.is_open = True
-    try:
-        connect(trainer)
-        yield
-    except RuntimeError:
-        if session.several and session.ranks is not None:  # torch reports only a closed connection
-            session.ranks.distributed.raise_if_peer_failed()
-        raise
-    finally:
-        run = session.run
-        session.is_open = False
-        if run.is_begun:
-            run.is_begun = False
-            if session.managed is not None:
-                session.managed.close(trainer)
-        _unprepare(trainer)
-        if isinstance(session.ranks, Ranks):
-            session.ranks.distributed.close(failure=sys.exc_info()[1])
-        session.ranks = None
-
-
-def connect(trainer: TrainingLoop) -> None:
-    """Look up the current accelerator, core context and ranks.
-
-    Raises:
-        ValueError: If the context has another number of ranks.
-    """
-    session = trainer._det_core
-    if session.strategy.accelerator is not trainer._accelerator:
-        session.strategy = Strategy(trainer._accelerator)
-    size = session.strategy.num_processes
-    context = open_context(session.given_context)
-    if context is not None and context.distributed.size != size:
-        remedy = "give core.init(distributed=core.DistributedContext.detect())"
-        if size == 1:
-            remedy = (
-                "accelerate finds ranks of torch's launchers, and on CPUs an Accelerator of your own needs cpu=True"
-            )
-        raise ValueError(
-            f"the core context has {context.distributed.size} rank(s), and the model is trained by {size}: {remedy}"
-        )
-    session.several = size > 1
-    session.managed = None
-    if context is not None:
-        session.managed = CoreBridge.of(context)
-        session.ranks = context
-    elif session.ranks is None and size > 1:
-        session.ranks = Ranks()
-
-
-def begin_run(trainer: TrainingLoop, run: Run, resume_from: Any = None) -> bool:
-    """Begin a run, or resume it from a checkpoint; return whether there is something left to train."""
-    session = trainer._det_core
-    if not session.is_loaded:
-        session.resumed = None
-    session.run = run
-    session.preempted = False
-    session.is_loaded = False
-    session.taken()
-    _compare_ranks(trainer)
-    run.is_begun = session.managed is None or session.managed.begin(trainer, resume_from)
-    return run.is_begun
-
-
-def _compare_ranks(trainer: TrainingLoop) -> None:
-    """Compare data and options of the ranks before the first batch, so that none waits forever.
-
-    Raises:
-        ValueError: If data or options differ between ranks.
-    """
-    session = trainer._det_core
-    config = trainer.run_config
-    if not session.several:
-        return
-    mine: dict[str, Any] = {}
-    for kind in ("train", "eval"):
-        loader = getattr(trainer, f"_{kind}_dataloader")
-        dataset = getattr(trainer, f"{kind}_dataset")
-        lengths: tuple[int | None, int | None] = (None, None)
-        if loader is not None:
-            lengths = (length_of(dataset), whole_length(loader))
-        mine[f"the length of {kind}_dataset"] = lengths[0]
-        mine[f"the length of the {kind} loader"] = lengths[1]
-    for name in ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value"):
-        mine[name] = getattr(config, name, None)
-    for name in ("clip_norm", "evaluate_every", "report_every", "checkpoint_every"):
-        mine[name.replace("clip", "gradient_clip")] = getattr(session.run, name)
-    everyone = session.strategy.gather_objects(mine)
-    for rank, theirs in enumerate(everyone):
-        for name, value in theirs.items():
-            if value != everyone[0][name]:
-                raise ValueError(
-                    f"the ranks differ in {name}: {everyone[0][name]} on rank 0, {value} on rank {rank}. Give all of "
-                    "them the same data and options"
-                )
-
-
-def _unprepare(trainer: TrainingLoop) -> None:
-    """Restore model and optimizers as the user built them."""
-    strategy = trainer._det_core.strategy
-    trainer.model = strategy.unwrap_model(trainer.model)
-    strategy.release(trainer.model)
-    plain = [strategy.unwrap_optimizer(optimizer) for optimizer in listed(trainer.optimizer)]
-    trainer.optimizer = shaped(trainer.optimizer, plain)
-
-
 # Training.
 
 
@@ -334,7 +218,7 @@ def _train(trainer: TrainingLoop) -> None:
         if managed is not None:
             managed.end(trainer)
         trainer.training_run_end()
-        _unprepare(trainer)
+        restore_parts(trainer)
         handler.call_event("on_training_run_end", trainer)
     finally:
         handler.call_event("on_run_closed", trainer)

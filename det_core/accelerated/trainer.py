@@ -17,7 +17,8 @@ from det_core._training.strategy import parameters_of
 from det_core.accelerated._base import Run, Session, listed, named, shaped, with_groups
 from det_core.accelerated._data import EpochLoader, batch_size_of, default_workers
 from det_core.accelerated._events import CallbackHandler
-from det_core.accelerated._loop import TrainingLoop, begin_run, connect, opened
+from det_core.accelerated._lifecycle import begin_run, connect, opened
+from det_core.accelerated._loop import TrainingLoop
 from det_core.accelerated._placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from det_core.accelerated._saves import Saves, go_to
 from det_core.accelerated._strategy import Strategy, make_accelerator
