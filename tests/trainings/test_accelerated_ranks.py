@@ -388,7 +388,7 @@ for cls in (Alone, Outside, Stepped, Through):
 """)  # fmt: skip
     for alone, outside, stepped, _ in said:
         assert "2 of 4 parameters or gradients differ between ranks (a.weight, a.bias)" in alone["error"]
-        assert "one of shape [1, 1] that is in no model" in outside["error"]
+        assert "one of shape [1, 1] outside of all models" in outside["error"]
         assert "would train apart" in stepped["error"] and "b.weight" in stepped["error"]
     assert said[0][3]["weights"] == said[1][3]["weights"]
 
