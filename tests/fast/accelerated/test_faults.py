@@ -1,4 +1,4 @@
-"""What the accelerated Trainer does about files made by hand, data that ends early, and settings that have changed."""
+"""Faults: files made by hand, data that ends early, and changed settings."""
 
 from __future__ import annotations
 

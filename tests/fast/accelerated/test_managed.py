@@ -313,14 +313,14 @@ class Trial:
             random.setstate(state)
 
     def again(self) -> None:
-        """The next allocation, after a pause."""
+        """Return the next allocation after a pause."""
         self.master.end(self.spec.allocation_id)
         self.master.until(self.experiment, "STATE_PAUSED")
         assert self.master.ask("POST", f"experiments/{self.experiment}/activate").status == 200
         self.spec = replace(self.master.launched(self.experiment)[0], master_url=self.master.url)
 
     def pause(self, ctx: Any = None) -> None:
-        """Pause the experiment, and wait until the trial has heard of it."""
+        """Pause the experiment, and wait until the trial knows."""
         assert self.master.ask("POST", f"experiments/{self.experiment}/pause").status == 200
         context = core.current_context()
         assert context is not None
@@ -328,7 +328,7 @@ class Trial:
             pass
 
     def ends(self, state: str = "STATE_COMPLETED") -> Any:
-        """The script exits; the experiment."""
+        """Let the script exit, and return the experiment."""
         self.master.end(self.spec.allocation_id)
         return self.master.until(self.experiment, state)
 
@@ -558,7 +558,7 @@ def test_state_that_cannot_be_read_back_is_left_out_and_told_of_once(
 
 
 def multistep(optimizer: Any) -> Any:
-    """Counts its milestones in a Counter, and has numbers of numpy's."""
+    """Count milestones in a Counter, with numbers of numpy."""
     return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5], gamma=np.float64(0.5))
 
 
@@ -591,7 +591,7 @@ class Holding(torch.optim.lr_scheduler.LRScheduler):  # type: ignore[misc]
 
 
 def holding(optimizer: Any) -> Any:
-    """A scheduler that holds such ones."""
+    """Return a scheduler that contains such schedulers."""
     parts = [Holding(optimizer), Holding(optimizer)]
     return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[6])
 

@@ -30,7 +30,7 @@ class Leave(TrainerCallback):
 
 
 def assert_resumed_as_straight(at: int, script: Callable[[TrainerCallback], Trainer]) -> None:
-    """A script, left alone, and stopped after an update and run again, comes to the same weights and metrics."""
+    """Compare weights and metrics of a script undisturbed, and stopped after an update and resumed."""
     with core.init():
         straight = script(Leave(0))
     with core.init(name="stopped"):

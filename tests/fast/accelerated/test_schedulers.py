@@ -36,7 +36,7 @@ def rate(scheduler: Any, n: int) -> float:
 
 
 class Fixed(StatefulSchedulerBase):
-    """Gives what it is told to."""
+    """Scheduler with given values."""
 
     def __init__(self, optimizer: Any, values: Any, field: str = "lr") -> None:
         super().__init__(optimizer, field)

@@ -64,7 +64,7 @@ class After(Events):
 
 
 def nan_in(epoch: int, kind: str = "train", value: float = math.nan) -> type[Trainer]:
-    """A Trainer whose loss is NaN in an epoch."""
+    """Return a Trainer whose loss is NaN in an epoch."""
 
     def calculate(self: Any, batch: Any) -> Any:
         output = getattr(Trainer, f"calculate_{kind}_batch_loss")(self, batch)
@@ -102,16 +102,16 @@ def test_case_26_two_of_one_class() -> None:
 
 
 def test_case_26_an_invented_event_reaches_those_who_have_it() -> None:
-    heard: list[tuple[Any, Any]] = []
+    received: list[tuple[Any, Any]] = []
 
     class Hears(TrainerCallback):
         def on_tuesday(self, trainer: Any, **kwargs: Any) -> None:
-            heard.append((trainer, kwargs))
+            received.append((trainer, kwargs))
 
     trainer = a_trainer(callbacks=[Events, Hears])
     trainer.callback_handler.call_event("on_tuesday", trainer, rain=True)
     trainer.callback_handler.call_event("on_wednesday", trainer)
-    assert heard == [(trainer, {"rain": True})]
+    assert received == [(trainer, {"rain": True})]
 
 
 def test_case_26_callbacks_come_in_order_and_may_be_added_later() -> None:

@@ -1,4 +1,4 @@
-"""Loaders, schedulers, precision and mistakes: the acceptance cases by number, and what is said before training."""
+"""Loaders, schedulers, precision and mistakes: the acceptance cases by number, and errors before training."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_case_43_a_skipped_step_does_not_step_the_scheduler() -> None:
 
 
 def fails(trainer: Any, kind: type[Exception], match: str, *args: Any, **options: Any) -> None:
-    """The training fails before its first event."""
+    """Fail a training before its first event."""
     with pytest.raises(kind, match=match):
         train(trainer, *args, **options)
     assert trainer.log == ["on_init_end"]

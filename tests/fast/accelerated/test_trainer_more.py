@@ -1,4 +1,4 @@
-"""What the accelerated Trainer has beyond the original: metrics, several optimizers, norms, evaluation by updates; and
+"""Features of the Trainer beyond the original: metrics, several optimizers, norms, evaluation by updates; and
 a managed training's reports."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.trainings import Events, Recording, a_trainer, evaluate, linear, ro
 
 @pytest.fixture
 def torchmetrics() -> Any:
-    """Loaded where it is used: it brings scipy."""
+    """Import torchmetrics on first use, as it imports scipy."""
     return pytest.importorskip("torchmetrics")
 
 

@@ -1,4 +1,4 @@
-"""What a training prints and draws, what a script of the original's kind comes to, and what is imported."""
+"""Output of trainings, results of a script of the original's kind, and imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEAVY = (
 
 
 def defaults(**options: Any) -> Trainer:
-    """A Trainer with the default callbacks."""
+    """Return a Trainer with the default callbacks."""
     model = linear()
     return Trainer(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
@@ -73,7 +73,7 @@ class Breaks(TrainerCallback):
 
 
 def on_a_terminal(work: Any) -> str:
-    """What ``work()`` writes to a terminal that is stderr."""
+    """Return the output of ``work()`` with a terminal as stderr."""
     ours, theirs = pty.openpty()
     found: list[bytes] = []
 
@@ -122,7 +122,7 @@ def test_case_44_the_line_is_closed_after_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_case_44_one_line_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook's streams are no terminals, and know only the carriage return."""
+    """A notebook's streams are not terminals, and only know the carriage return."""
     monkeypatch.setattr("det_core._training.progress_line.DRAW_INTERVAL", 0.0)
     OutStream = type("OutStream", (StringIO,), {"__module__": "ipykernel.iostream"})
     stream = OutStream()
@@ -176,7 +176,7 @@ from torch.utils.data import Dataset, random_split
 from det_core.accelerated import Trainer, TrainerPlaceholderValues
 
 class Digits(Dataset):
-    "Images of 28 x 28 with one bright row each, which is what they are to be told by."
+    "Images of 28 x 28 with one bright row each, which is their class."
     def __init__(self, size=40):
         generator = torch.Generator().manual_seed(0)
         self.labels = torch.randint(0, 10, (size,), generator=generator)
@@ -239,7 +239,7 @@ def test_a_script_of_the_originals_kind(tmp_path: Path) -> None:
 
 
 def by_a_plain_loop(model: Any, data: Any) -> Any:
-    """The loop that the script stands for, in the order of the seed 42."""
+    """Train the loop that the script stands for, in the order of seed 42."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.1)
     generator = torch.Generator()

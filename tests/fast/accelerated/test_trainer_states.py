@@ -26,7 +26,7 @@ from support.trainings import Events, Recording, a_trainer, rows, same, train, w
 
 
 def halving(optimizer: Any) -> Any:
-    """A rate that halves every two updates."""
+    """Return a scheduler that halves the rate every two updates."""
     return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
 

@@ -182,7 +182,7 @@ def test_the_average_is_saved_and_loaded() -> None:
 
 def test_one_process_sees_nothing_of_the_decorators() -> None:
     def add(a: int, b: int = 1) -> int:
-        """Adds."""
+        """Add two numbers."""
         return a + b
 
     for decorate in (local_process_zero_only, world_process_zero_only, local_process_zero_first):
@@ -281,7 +281,7 @@ def test_ranks_wait_and_errors_reach_all(tmp_path: Path, nodes: int) -> None:
 
 
 class Draws(Dataset):  # type: ignore[misc]
-    """What each generator draws for an item."""
+    """Dataset of the numbers that each generator draws for an item."""
 
     def __len__(self) -> int:
         return 4

@@ -226,7 +226,7 @@ class TestLinks:
 
 
 def link(folder: Path) -> None:
-    """A link to a file, and one to a folder."""
+    """Make a link to a file, and one to a directory."""
     (folder / "latest").symlink_to("rng")
     (folder / "all").symlink_to(folder / "sub")
 

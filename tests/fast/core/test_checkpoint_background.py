@@ -27,7 +27,7 @@ LARGE = {**FILES, "large": bytes(range(256)) * 70_000, "dir/exact": b"x" * (16 <
 
 @contextmanager
 def context_on(folder: Path, disk: Disk | None = None, **options: Any) -> Iterator[tuple[CheckpointContext, Recorder]]:
-    """A context on ``folder/store``, closed at the end if the test has not."""
+    """Yield a context on ``folder/store``, and close it if the test has not."""
     recorder = Recorder()
     with alone() as distributed:
         context = recorder.context(distributed, folder / "store", disk=disk, **options)
@@ -40,7 +40,7 @@ def context_on(folder: Path, disk: Disk | None = None, **options: Any) -> Iterat
 
 
 def threads() -> list[threading.Thread]:
-    """Those that save."""
+    """Names of the threads that save."""
     return [thread for thread in threading.enumerate() if thread.name == "det_core-upload"]
 
 
@@ -246,7 +246,7 @@ class TestFailures:
         return disk, fill(folder / "source")
 
     def fail(self, context: CheckpointContext, disk: FaultyDisk) -> str:
-        """A checkpoint that fails in the background; returns its id when it has."""
+        """Save a checkpoint that fails in the background, and return its ID after the failure."""
         handle = context.begin(STEPS)
         fill(handle.path)
         disk.at = disk.calls + 3
@@ -327,7 +327,7 @@ class TestClosing:
     def test_a_preempted_process_waits_while_there_is_time(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: float
     ) -> None:
-        """That it waits is said only of a save that takes long."""
+        """The wait is announced for a long save only."""
         monkeypatch.setattr("det_core.core._checkpoint._commit.NOTICE_DELAY", soon)
         with context_on(tmp_path, gate := Gate(), deadline=lambda: 1e9) as (context, recorder):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)

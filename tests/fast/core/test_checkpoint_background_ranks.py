@@ -53,7 +53,7 @@ class Job:
         self.recorders = [Recorder() for _ in range(4)]
 
     def run(self, size: int, work: Callable[[CheckpointContext, int], Any]) -> list[Any]:
-        """The results by rank; each context is closed afterwards, and what that raises is raised."""
+        """Return the results by rank, close each context, and raise errors of closing."""
 
         def rank(distributed: core.DistributedContext) -> Any:
             context = self.recorders[distributed.rank].context(distributed, self.store)
@@ -65,7 +65,7 @@ class Job:
         return as_ranks(size, rank)
 
     def errors(self, size: int, work: Callable[[CheckpointContext, int], Any]) -> list[BaseException | None]:
-        """What each rank's work, or closing after it, has raised."""
+        """Return the error of each rank's work, or of closing after it."""
 
         def rank(distributed: core.DistributedContext) -> BaseException | None:
             context = self.recorders[distributed.rank].context(distributed, self.store)
@@ -206,7 +206,7 @@ def test_a_failure_of_one_rank_reaches_all_once(job: Job, failing: int, then: st
 
 
 def test_a_call_of_one_rank_fails_for_every_n(job: Job, tmp_path: Path) -> None:
-    """Sharded, in the background: whatever fails, all ranks are told, and nothing is left."""
+    """Whatever fails in a sharded background save, all ranks raise, and nothing is left."""
     for at in range(1, 400):
         disk = FaultyDisk("the disk", at)
         sources = [fill(tmp_path / str(at) / f"s{rank}", {f"{rank}/f": b"x", "same": b"s"}) for rank in range(2)]

@@ -19,7 +19,7 @@ from support.disks import FaultyDisk
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, if there is one: a thousand checkpoints are synced here, and what a disk adds is time."""
+    """Return a directory in memory if possible, as a thousand checkpoints are synced here."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
         yield Path(folder)

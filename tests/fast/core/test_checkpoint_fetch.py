@@ -28,7 +28,7 @@ EVERYTHING = sorted([*MANY, "metadata.json"])
 
 
 def left(folder: Path) -> list[Path]:
-    """What is in the scratch folder."""
+    """Return the files in the scratch directory."""
     return [path for path in (folder / "scratch").rglob("*") if path.name != ".det_core-tmp"]
 
 
@@ -39,7 +39,7 @@ def stored(tmp_path: Path) -> str:
 
 
 def on_ranks(size: int, folder: Path, work: Callable[[CheckpointContext, int], Any]) -> tuple[list[Any], list[str]]:
-    """What each rank returns or raises, and what all of them fetch."""
+    """Return the results or errors of each rank, and the files that all of them fetch."""
     stores = [Elsewhere(folder / "store") for _ in range(size)]
 
     def run(distributed: core.DistributedContext) -> Any:

@@ -58,7 +58,7 @@ with core.DistributedContext.from_torch_distributed() as distributed:
 
 
 def expected(step: int) -> dict[str, bytes]:
-    """The files of all ranks at a step."""
+    """Return the files of all ranks at a step."""
     return {
         f"of{rank}/{i}": b"%d of %d;" % (i, step) * (20_000 if i == 0 else 100)
         for rank in range(SIZE)
@@ -67,7 +67,7 @@ def expected(step: int) -> dict[str, bytes]:
 
 
 def newest_is_whole(root: Path) -> Header | None:
-    """The newest listed checkpoint, compared byte for byte; all others must have their files."""
+    """Compare the newest checkpoint byte for byte, and check the files of the others."""
     store = DirectoryStore(root)
     found = store.list()
     for header in found:

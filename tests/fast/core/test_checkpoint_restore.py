@@ -23,7 +23,7 @@ MODES = list(DownloadMode)
 
 @pytest.fixture
 def stored(tmp_path: Path) -> str:
-    """The id of a checkpoint with ``FILES``."""
+    """Return the ID of a checkpoint with ``FILES``."""
     with alone() as distributed:
         return Recorder().context(distributed, tmp_path / "store").upload(fill(tmp_path / "source"), STEPS)
 
@@ -328,7 +328,7 @@ class TestRanks:
     """Ranks that restore together."""
 
     def each(self, size: int, tmp_path: Path, work: Callable[[CheckpointContext, int], Any]) -> list[Any]:
-        """What each rank returned or raised."""
+        """Return the results or errors of each rank."""
 
         def run(distributed: core.DistributedContext) -> Any:
             self.disks[distributed.rank] = CountingDisk("here")

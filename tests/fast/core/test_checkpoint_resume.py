@@ -1,4 +1,4 @@
-"""``resume()``: the newest checkpoint that is whole, what is said of those that are not, and never a new start."""
+"""``resume()``: the newest intact checkpoint, messages about damaged ones, and never a new start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def save(ctx: core.Context, step: int) -> str:
 
 
 def saved(count: int, **options: Any) -> tuple[list[str], Path]:
-    """The ids of a run's checkpoints, and the folder that they lie in."""
+    """Return the IDs of a run's checkpoints, and their directory."""
     with core.init(name="r", **options) as ctx:
         with ctx.checkpoint.resume() as path:
             assert path is None

@@ -23,14 +23,14 @@ from support.stored import put
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, if there is one."""
+    """Return a directory in memory if possible."""
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
         yield Path(folder)
 
 
 def filled(tmp_path: Path, count: int = 4, root: str = "store") -> DirectoryStore:
-    """A store with checkpoints c1, c2, …, of the steps 10, 20, …, and one of another run."""
+    """Return a store with checkpoints c1, c2, … of steps 10, 20, …, and one of another run."""
     store = DirectoryStore(tmp_path / root)
     put(store, "another", 5, tmp_path, run_id="another")
     for ordinal in range(1, count + 1):
@@ -39,7 +39,7 @@ def filled(tmp_path: Path, count: int = 4, root: str = "store") -> DirectoryStor
 
 
 def record(ordinal: int, restart: int = 0) -> dict[str, Any]:
-    """What is told of ``c<ordinal>`` once it is committed."""
+    """Return the record of ``c<ordinal>`` after its commit."""
     head = Header("run", restart, ordinal, _clock.iso(_clock.now()), 10 * ordinal, f"c{ordinal}")
     return {**vars(head), "metadata": {}, "resources": {}}
 
@@ -288,7 +288,7 @@ def every_call_of_a_gc_fails_once(how: str, committed: int | None, memory: Path)
         assert told == gone
         there = listed(root)
         assert {"another", "c3", "c4"} <= set(there) <= {"another", "c1", "c2", "c3", "c4"}
-        assert not set(gone) & set(there), "what is told to be gone is gone"
+        assert not set(gone) & set(there), "checkpoints reported as deleted are deleted"
         struck.add(disk.struck)
         Retention(core.KeepLatest(2), DirectoryStore(root), "run").apply(record(4))
         assert listed(root) == ["another", "c3", "c4"], "the next time, all that is to go goes"

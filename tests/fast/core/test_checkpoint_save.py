@@ -254,7 +254,7 @@ def test_metadata_that_is_not_finite(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
-    """What cannot be copied is told by the call, what cannot be pickled by the next; the one after that is whole."""
+    """Objects that cannot be copied fail the call, those that cannot be pickled the next; the one after is intact."""
     with context_on(tmp_path) as (context, _):
         with pytest.raises(TypeError, match="cannot pickle"):
             context.save([torch.ones(5), threading.Lock()], STEPS, blocking=False)

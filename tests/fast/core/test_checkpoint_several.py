@@ -19,7 +19,7 @@ STEP = {"steps_completed": 1}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """What is in a checkpoint, but for what det_core adds."""
+    """Return the content of a checkpoint without files of det_core."""
     names = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     return {n: p.read_bytes() for n, p in names.items() if n != "metadata.json" and not n.startswith(".det_core/")}
 

@@ -1,4 +1,4 @@
-"""Checkpoints that several ranks write together: conflicts, failures of one rank, and what the others are told."""
+"""Checkpoints that several ranks write together: conflicts, failures of one rank, and errors of the others."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Job:
         self.recorders: dict[int, Recorder] = {}
 
     def run(self, size: int, work: Callable[[CheckpointContext, int], Any]) -> list[Any]:
-        """The results by rank."""
+        """Return the results by rank."""
         return as_ranks(size, lambda distributed: self._rank(distributed, work))
 
     def errors(self, size: int, work: Callable[[CheckpointContext, int], Any]) -> list[BaseException]:
-        """What each rank raised; fails if one did not."""
+        """Return the error of each rank; fail if one has none."""
 
         def catch(context: CheckpointContext, rank: int) -> BaseException:
             try:
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def registered(self) -> list[Any]:
-        """What was registered; only the chief may."""
+        """Registered checkpoints; only the chief registers."""
         assert not any(recorder.registered for rank, recorder in self.recorders.items() if rank)
         return self.recorders[0].registered
 

@@ -1,4 +1,4 @@
-"""Storing by one rank: what is on disk, what is told, and what a writer that dies leaves behind."""
+"""Checkpoints of one rank: files on disk, records, and remains of a dead writer."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def run(folder: Path, size: int, what: str, storage: Any, *more: str) -> Ranks:
 
 
 def test_shards_come_back_bit_by_bit(tmp_path: Path) -> None:
-    """On more ranks than saved them: from a directory, and as if from a bucket. A writer that fails is told to all."""
+    """Restore on more ranks than saved, from a directory and as from a bucket; a failed writer raises on all ranks."""
     store = tmp_path / "store"
     ranks = run(tmp_path, 2, "save", str(store), "store_path", "fail")
     saved = lines(ranks, "saved")
@@ -55,7 +55,7 @@ def test_shards_come_back_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_shards_come_back_from_a_bucket(tmp_path: Path, moto_server: S3Server) -> None:
-    """Written in the background, to a store that is no directory; restored on fewer ranks."""
+    """Save in the background to a store other than a directory, and restore on fewer ranks."""
     storage = moto_server.storage(moto_server.make_bucket(), "prefix")
     saved = lines(run(tmp_path, 2, "save", storage, "async"), "saved")
     assert saved[0] == saved[1] and len(saved[0]) == 2
@@ -65,7 +65,7 @@ def test_shards_come_back_from_a_bucket(tmp_path: Path, moto_server: S3Server) -
 
 
 def test_torch_save_in_place(tmp_path: Path) -> None:
-    """What is saved is what there was, though the training goes on."""
+    """Saved values are those of the call, although the training continues."""
     weights = torch.arange(100_000.0)
     with alone() as distributed:
         context = Recorder().context(distributed, tmp_path / "store")

@@ -48,7 +48,8 @@ class C:
 
 def not_imperative() -> Counter[str]:
     """Return ruff's count of docstrings that are not imperative, by room."""
-    command = [sys.executable, "-m", "ruff", "check", "--select", "D401", "--output-format", "json", "--exit-zero", "."]
+    options = ["--select", "D401", "--config", "lint.per-file-ignores = {}", "--output-format", "json", "--exit-zero"]
+    command = [sys.executable, "-m", "ruff", "check", *options, "."]
     output = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     paths = (Path(violation["filename"]) for violation in json.loads(output))
     return Counter(room_of(path, ROOT) for path in paths)
