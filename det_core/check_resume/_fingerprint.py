@@ -92,9 +92,10 @@ def live_objects() -> LiveObjects:
     """Return the objects of this process by kind, each kind in the order in which they were made."""
     found = LiveObjects()
     lists: dict[type, list[Any] | None] = {}
+    # The collector's list is in the order of making, so objects of two trainings correspond by their place.
     for thing in gc.get_objects():
         kind = type(thing)
-        if kind not in lists:
+        if kind not in lists:  # once a type: there may be a million objects
             lists[kind] = _list_of(kind, found)
         if (objects := lists[kind]) is not None:
             objects.append(thing)
@@ -113,6 +114,7 @@ def _list_of(kind: type, found: LiveObjects) -> list[Any] | None:
         for base, objects in kinds:
             if base in kind.__mro__:
                 return objects
+    # An environment of a library, such as gymnasium, has a state too.
     is_environment = callable(getattr(kind, "reset", None)) and callable(getattr(kind, "step", None))
     if hasattr(kind, "__dict__") and (_is_of_script(kind) or is_environment):
         return found.own

@@ -31,6 +31,7 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
         return _request(undisturbed, steps, -1, round(PART * _calls_per_row(undisturbed, steps)))
     special = {save.reported for save in undisturbed.saves} | _ends(undisturbed)
     target = round(PART * (len(steps) - 1))
+    # Away from ends of epochs and checkpoints, where the code that is missing elsewhere is not needed.
     window = range(len(steps) // 4, max(len(steps) * 3 // 5, 1))
     plain = [number for number in window if steps[number] not in special] or [target]
     number = min(plain, key=lambda number: abs(number - target))
@@ -110,6 +111,7 @@ def kill_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
         for before, after in zip(undisturbed.saves, undisturbed.saves[1:], strict=False)
         if (middle := _middle(steps, before, after)) is not None
     ]
+    # Between two checkpoints, so that the resume has to train rows again.
     return {"kill_at": min(middles, key=lambda step: abs(step - target), default=target)}
 
 

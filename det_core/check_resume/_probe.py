@@ -56,6 +56,7 @@ class Probe:
         self._context = context
         self._journal = context._run.journal
         self._is_chief = context.distributed.rank == 0
+        # Line buffered: a note is in the file when the process is killed right after it.
         self._file = open(folder / f"rank-{context.distributed.rank}.jsonl", "a", buffering=1)  # noqa: SIM115
         self._kill_at: int | None = plan.get("kill_at")
         self._stop_at: int | None = plan.get("stop_at")
@@ -87,7 +88,7 @@ class Probe:
     # The context.
 
     def _around_should_preempt(self, call: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
-        self._observe_torch()
+        self._observe_torch()  # the script may import it after init()
         self._calls += 1
         names = self._snapshots_at_calls.get(str(self._calls), [])
         if self._is_resumed and self._calls == 1:
@@ -177,7 +178,7 @@ class Probe:
         is_checkpoint = isinstance(where, str | os.PathLike) and os.fspath(where).startswith(
             f"{self._context._run.path}/"
         )
-        if is_checkpoint and type(state) is dict:
+        if is_checkpoint and type(state) is dict:  # a subclass may have methods that the copy lacks
             return ReadKeys(state, lambda key: self._note("read", key=str(key)))
         return state
 

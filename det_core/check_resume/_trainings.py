@@ -89,7 +89,7 @@ class Home:
         variables = {
             "DET_CORE_HOME": str(self.path),
             "DET_CORE_RESUME": "latest" if runs else None,  # an ID would hide a name that is another each time
-            "DET_CORE_RUN_DIR": None,
+            "DET_CORE_RUN_DIR": None,  # of the trial in which the check itself may run
             "DET_CORE_PROBE": PROBE,
             "DET_CORE_PROBE_DIR": str(folder),
         }
@@ -99,7 +99,7 @@ class Home:
             try:
                 process = subprocess.Popen(
                     self._command, env=changed_environment(variables), stdin=subprocess.DEVNULL, stdout=output,
-                    stderr=subprocess.STDOUT, start_new_session=True,
+                    stderr=subprocess.STDOUT, start_new_session=True,  # Ctrl-C at the check must not save in it
                 )  # fmt: skip
             except OSError as e:
                 raise ValueError(f"cannot run {self._command[0]}: {e.strerror}") from None
@@ -122,6 +122,7 @@ class Home:
         while process.poll() is None:
             time.sleep(POLL_INTERVAL)
             now = time.monotonic()
+            # The chief waits at this note, so that the kill comes at an exact step.
             if "kill_at" in plan and any(note["event"] == "kill" for note in read_notes(folder).get(0, [])):
                 return True, False
             if timeout is not None and now - began > timeout:
@@ -161,6 +162,7 @@ def _newest_step(home: Path) -> int:
         for path in reversed(journals):
             with open(path, "rb") as file:
                 file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+                # Without the first line, which the seek may have cut, and the last, which may be incomplete.
                 steps = [_step_in(line) for line in file.read().split(b"\n")[1:-1]]
             if known := [step for step in steps if step is not None]:
                 return known[-1]
@@ -183,10 +185,14 @@ def _step_in(line: bytes) -> int | None:
 def processes_of(folder: Path) -> list[int]:
     """Return the processes of a start, by the folder of its probe."""
     mark = f"DET_CORE_PROBE_DIR={folder}".encode()
+    # A rank that changes its environment keeps the one in /proc, and a daemon inherits it.
     found = {pid for pid in _all_pids() if mark in _variables_of(pid)}
     for notes in read_notes(folder).values():
         found |= {
-            note["pid"] for note in notes if note["event"] == "start" and note["began"] == start_time(note["pid"])
+            # The start time tells a process from a later one with its number.
+            note["pid"]
+            for note in notes
+            if note["event"] == "start" and note["began"] == start_time(note["pid"])
         }
     return [pid for pid in found if pid != os.getpid() and start_time(pid) is not None]
 
@@ -224,6 +230,6 @@ def _kill_all(process: subprocess.Popen[bytes], folder: Path) -> None:
     while (pids := processes_of(folder)) and time.monotonic() < deadline:
         for pid in pids:
             send(pid, signal.SIGKILL)
-        time.sleep(0.005)
+        time.sleep(0.005)  # looked for again, as one may have started another meanwhile
     process.kill()
     process.wait()

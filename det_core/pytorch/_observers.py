@@ -31,6 +31,7 @@ class TorchProfiler:
 
     def __init__(self, folder: Path, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         handler = {"on_trace_ready": torch.profiler.tensorboard_trace_handler(str(folder))}
+        # The script's own on_trace_ready wins.
         self._profile = torch.profiler.profile(*args, **{**handler, **kwargs})
         self._running = False
 

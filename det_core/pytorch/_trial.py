@@ -136,5 +136,6 @@ def overrides(trial: Trial, method: str) -> bool:
 def takes_batch_idx(trial: Trial) -> bool:
     """Return whether ``evaluate_batch`` has the parameter ``batch_idx``, or a second positional one."""
     parameters = inspect.signature(trial.evaluate_batch).parameters
+    # Trials of old releases have only the batch, under any name.
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return "batch_idx" in parameters or len(positional) > 1

@@ -77,7 +77,7 @@ class _Skip:
     def __iter__(self) -> Iterator[Any]:
         items = iter(self._sampler)
         for _ in range(self._skip):
-            if next(items, items) is items:
+            if next(items, items) is items:  # cannot be an item of itself
                 return
         yield from items
 
