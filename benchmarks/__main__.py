@@ -21,9 +21,11 @@ def main() -> int:
     args = options.parse_args()
     if unknown := sorted(set(args.names) - set(known)):
         options.error(f"no benchmark named {', '.join(unknown)}; expected: {', '.join(known)}")
+    # The options of all benchmarks are flags: no value follows one of these words.
     passed_on = [word for word in sys.argv[1:] if word.startswith("--")]
     failed = {}
     for name in args.names or known:
+        # In a process of its own: what one has imported and left in memory would show in the next one's figures.
         done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *passed_on], cwd=FOLDER.parent)
         if done.returncode:
             failed[name] = done.returncode

@@ -65,6 +65,7 @@ def program(
         folder: Whether there is an option ``--folder``, the disk to measure on.
         more: Adds further options.
     """
+    # Not by __name__, which is __main__ for a module that ``python -m`` runs.
     name = Path(sys.argv[0]).stem
     options = parser(doc, f"benchmarks.{name}")
     if rounds is not None:
@@ -136,6 +137,7 @@ class Table:
             pick: Combines the rounds of one figure.
         """
         for name, each in found.items():
+            # A peer may lack a figure: determined's ranks never ask alone, for one.
             figures = [pick(each, column) if column in each[0] else None for column in self.columns]
             # A peer's figures are only shown: they are no reason to fail.
             of_ours = bound(*figures) if name == OURS else None
@@ -170,6 +172,7 @@ Tables = Iterator[Table]
 def _cell(value: object) -> str:
     if value is None:
         return "-"
+    # Before int, as a bool is one, too.
     if isinstance(value, bool):
         if value:
             return "yes"

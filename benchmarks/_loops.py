@@ -20,6 +20,7 @@ BATCH = 64
 REPORT = 100
 RANK = int(os.environ.get("RANK", "0"))
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+# Not os.cpu_count(), which counts the machine's also where a process may use only some of them.
 CORES = len(os.sched_getaffinity(0))
 COLUMNS = ("ratio", "quartiles", "CPU ratio", "A/A", "bare, µs a step", "pairs")
 
@@ -79,10 +80,12 @@ class Bare:
         began = clocks()
         until = self.steps + steps
         while self.steps < until:
+            # Goes on within the epoch: a trainer makes an iterator once an epoch, not once a block.
             for batch in self.batches:
                 loss = self.step(batch)
                 self.steps += 1
                 if self.steps % REPORT == 0:
+                    # As a script that prints its loss: the trainers read theirs as often, to report it.
                     loss.item()
                 if self.steps == until:
                     break
@@ -107,10 +110,12 @@ class Turns:
         self.steps += 1
         if self.steps % self.block:
             return
+        # No clock ran in the first block, in which a trainer still starts what it starts once.
         if self.began is None:
             ours = None
         else:
             ours = since(self.began)
+        # The one that runs first finds the caches as the trainer left them, so each is first as often.
         if len(self.ours) % 2:
             order = (0, 1)
         else:

@@ -30,6 +30,7 @@ class Api:
     """Connection to a master."""
 
     def __init__(self, url: str, token: str) -> None:
+        # Kept open: a connection for each request would be in the figures of whatever is requested.
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=HANGS)
         self._headers = {"Authorization": f"Bearer {token}"}
 
@@ -60,6 +61,7 @@ class Master:
         self.home = home
         self.pid = process.pid
         said = home / "master" / "master.json"
+        # The master writes it last, once it listens.
         until(said.exists, process.poll)
         self.url = str(json.loads(said.read_text())["url"])
         self.token = (home / "master" / "token").read_text().strip()
@@ -70,11 +72,13 @@ class Master:
 
     def cpu(self) -> float:
         """Return the seconds of processor time that it has used."""
+        # The second field is the program's name in parentheses, and may itself have spaces and parentheses.
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak(self) -> float:
         """Return its peak memory in bytes."""
+        # The kernel's own mark: samples of the present size would miss a short peak.
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -70,8 +70,11 @@ def answer(
             script.write_text(HEAD + code)
         command = [str(word) for word in (python, *launcher, script, *arguments)]
         given = environment(folder / "home", tree) | {"BENCH_ANSWER": str(result), "BENCH_SIZE": str(ranks)}
+        # torch starts a thread for each core, and those of several ranks would fight for the cores.
         given |= {"BENCH_PORT": str(two_free_ports()), "OMP_NUM_THREADS": "1", **(env or {})}
+        # A file, as nobody reads while the processes run, and a full pipe would block them.
         with open(folder / "said", "w+b") as said:
+            # Sessions of their own, so that a kill of the group also meets what a rank has started.
             started = [
                 subprocess.Popen(command, cwd=work, env={**given, "BENCH_RANK": str(rank)}, stdout=said, stderr=said,
                                  stdin=subprocess.DEVNULL, start_new_session=True)
@@ -89,6 +92,7 @@ def wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> int | None:
     deadline = time.monotonic() + HANGS
     try:
         while None in [process.poll() for process in processes]:
+            # The others may wait for the failed one for ever.
             if any(process.returncode for process in processes) or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
@@ -110,6 +114,7 @@ def environment(home: Path, tree: Path = ROOT) -> dict[str, str]:
 def two_free_ports() -> int:
     """Return a free port of 127.0.0.1 whose successor is free, too."""
     while True:
+        # bind() raises OverflowError for the successor of 65,535.
         with socket.socket() as one, socket.socket() as two, contextlib.suppress(OSError, OverflowError):
             one.bind(("127.0.0.1", 0))
             port = int(one.getsockname()[1])
@@ -125,7 +130,9 @@ def trees(against: str | None) -> dict[str, Path]:
         commit = subprocess.run(name, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
         folder = found[f"{OURS} at {commit}"] = VENVS / "against" / commit
         if not folder.exists():
+            # Forced: git refuses a folder that it knows as a worktree's, also if it was deleted with .venvs.
             add = ["git", "worktree", "add", "--force", "--detach", str(folder), commit]
+            # Standard output is for the tables, or lines of JSON, alone.
             subprocess.run(add, cwd=ROOT, check=True, stdout=sys.stderr)
     return found
 
@@ -144,6 +151,7 @@ def peers(*requirements: str) -> Path:
     python = venv / "bin" / "python"
     done = venv / ".installed"
     VENVS.mkdir(exist_ok=True)
+    # pip does not lock what it installs into, and benchmarks may run side by side.
     with FileLock(f"{venv}.lock", timeout=HANGS):
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=HANGS)
@@ -155,6 +163,7 @@ def peers(*requirements: str) -> Path:
             print(f"installing {' '.join(missing)} into {venv}", file=sys.stderr, flush=True)
             pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
             subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), *missing], check=True, timeout=HANGS)
+            # Last, so that an interrupted installation is made again.
             done.write_text("\n".join(sorted(installed | set(missing))) + "\n")
     return python
 

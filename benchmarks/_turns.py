@@ -34,4 +34,5 @@ def best(found: Sequence[Figures], name: str) -> float:
 
 def ratio(these: Sequence[Figures], those: Sequence[Figures], name: str) -> float:
     """Return the median ratio of one figure, round by round."""
+    # Not the ratio of the medians: those may be of rounds that met different loads.
     return statistics.median(a[name] / b[name] for a, b in zip(these, those, strict=True))

@@ -86,6 +86,7 @@ while len(turns.ours) <= pairs:
         turns.step()
 answer(turns.found())
 """  # fmt: skip
+# torch before the clock: every script of a Trainer's imports it, and it would hide what the package adds.
 IMPORT = """
 import importlib, torch
 began = time.perf_counter()
@@ -130,6 +131,7 @@ def second_training(table: Table) -> None:
         contenders[f"bare {epochs}"] = functools.partial(answer, ALONE, "none", 500, epochs, 0)
         contenders[f"ours {epochs}"] = functools.partial(answer, TRAINER, OURS, 0, epochs, 0)
     s = {name: best(each, "s") for name, each in alternate(contenders, quick(7, 1)).items()}
+    # The difference leaves out what a training does once, at its start and at its end.
     hot = (s[f"bare {many}"] - s[f"bare {few}"]) / (s[f"ours {many}"] - s[f"ours {few}"])
     whole = s[f"bare {some}"] / s[f"ours {some}"]
     name = f"a second train() in a process of its own, {many} epochs less {few}"

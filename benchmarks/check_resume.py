@@ -81,9 +81,11 @@ def by_hand(script: Path, steps: int) -> Figures:
     began = time.monotonic()
     used = cpu_seconds()
     stop_at = int(0.4 * steps)
+    # Between the checkpoints at three and at four eighths, so that steps are lost and trained again.
     kill_at = int(0.44 * steps)
     for disturb, at, starts in (("no", 0, 2), ("no", 0, 1), ("stop", stop_at, 2), ("kill", kill_at, 2)):
         with tempfile.TemporaryDirectory(prefix="home-") as home:
+            # In one home, as the second start resumes the newest run that it finds there.
             for start in range(starts):
                 command = [sys.executable, str(script), str(steps), "no" if start else disturb, str(at)]
                 done = subprocess.run(command, env=environment(Path(home)), stderr=subprocess.DEVNULL)
@@ -97,6 +99,7 @@ def check(script: Path, steps: int) -> Figures:
     used = cpu_seconds()
     command = [sys.executable, "-m", "det_core.cli", "check-resume", "--", sys.executable, str(script), str(steps)]
     with tempfile.TemporaryDirectory(prefix="home-") as home:
+        # The check's report goes to stderr: stdout is for the benchmark's tables.
         subprocess.run(
             [*command, "no", "0"], env=environment(Path(home)), check=True, stdout=2, stderr=subprocess.DEVNULL
         )

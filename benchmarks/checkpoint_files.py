@@ -154,6 +154,7 @@ def turns(args: Args, folder: Path, shape: Shape, others: dict[str, str], url: s
         if url:
             client(url).rm(f"{BUCKET}/{work.name}", recursive=True)
         if url or shape != SMALL:
+            # Large ones at once: of all rounds together they would fill the disk, or the memory.
             shutil.rmtree(work)
         return found
 
@@ -202,6 +203,7 @@ def client(url: str) -> Any:
     """Return a client to prepare and to clean up."""
     import s3fs
 
+    # s3fs returns the same object for the same arguments, and lists from memory what others have changed since.
     return s3fs.S3FileSystem(key=rgw.KEY, secret=rgw.SECRET, endpoint_url=url, use_listings_cache=False)
 
 

@@ -132,8 +132,6 @@ def measure(args: Args) -> Tables:
                     bound = None
                 if bound and what == "100 MB":
                     bound = bound & at_most(times, OF_BLOCKING)
-                else:
-                    bound = bound
                 table.row(f"{what}: {name}", ms, times, median(each, "first"), bound=bound)
         yield table
         columns = ["ms/step without", "ms each", "times none"]
@@ -144,6 +142,7 @@ def measure(args: Args) -> Tables:
                 launcher = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
             env = {"OMP_NUM_THREADS": str(threads)}
             sizes = (STRETCHES, EVERY, IN_STRETCH)
+            # One turn: the stretches with and without checkpoints alternate within it.
             for name, turn in ours(args, LOOP, folder, QUICKSTART, *sizes, launcher=launcher, env=env).items():
                 for way, figures in turn().items():
                     table.row(f"{ranks} ranks of {threads} threads: {name}, {way}", *figures)

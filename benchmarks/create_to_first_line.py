@@ -42,12 +42,15 @@ def measure(args: Args) -> Tables:
 
         def first_line(*command: str, cwd: Path = folder) -> float:
             note.unlink(missing_ok=True)
+            # The wall clock, as the script reads it in another process.
             began = time.time()
             run(*command, cwd=cwd)
+            # The file is there before its text is.
             return float(until(lambda: note.exists() and note.read_text())) - began
 
         def created() -> float:
             seconds = first_line(DET_CORE, "experiment", "create", "config.yaml", "context")
+            # Outside the time: the end of a trial would take processors from the start of the next.
             run(DET_CORE, "experiment", "wait", "latest")
             return seconds
 

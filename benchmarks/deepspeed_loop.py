@@ -11,6 +11,7 @@ from benchmarks._bench import Args, Table, Tables, program, quick
 from benchmarks._processes import frameworks
 
 BOUND = 0.95
+# ``torch_adam``, as DeepSpeed compiles its own Adam at its first use, for a minute.
 TRIAL = """
 import deepspeed as ds
 from benchmarks._loops import BATCH, Bare, RANK, REPORT, Turns, data, loss_of, mlp
@@ -68,6 +69,7 @@ def measure(args: Args) -> Tables:
     if python is None:
         table.row("ZeRO 1: not installed")
     else:
+        # DeepSpeed compiles its extension anew when another ninja comes first on PATH.
         env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(python.parent.parent / "torch_extensions"),
                "PATH": f"{python.parent}:{os.environ['PATH']}"}  # fmt: skip
         found = _loops.blocks(TRIAL, "det_core", 50, quick(80, 2), ranks=2, python=python, env=env)

@@ -33,6 +33,7 @@ def demo() -> list[Row]:
     """Return the sizes that ``make demo`` installs; make its environment if it is missing."""
     subprocess.run(["make", f"{DEMO}/.installed"], cwd=ROOT, check=True, stdout=sys.stderr)
     packages = list((ROOT / DEMO).glob("lib/python*/site-packages/*.dist-info"))
+    # Blocks, as du counts them, in units of 512 bytes on every file system; a link counts as itself.
     used = sum(path.lstat().st_blocks * 512 for path in (ROOT / DEMO).rglob("*"))
     return [("make demo, packages", len(packages), 40), ("make demo, MB of environment", used / 1e6, 1200)]
 
@@ -53,6 +54,7 @@ def runs(stats: dict[str, Any]) -> list[Row]:
     """Return the cost of the last test runs; None if one of the targets has not run here."""
     last = stats["last run"]
     fast = last.get("fast", {})
+    # A sum without one of the targets would meet the bound for what it leaves out.
     if last.keys() >= set(CI):
         whole = sum(last[target]["wall s"] for target in CI) / 60
     else:

@@ -20,6 +20,7 @@ from benchmarks._turns import Figures, alternate, median
 
 BOUND = 0.2  # seconds, for two ranks
 SIZES = quick((2, 8), (2,))
+# Without --no_local_rank, DeepSpeed's puts ``--local_rank=N`` before the script's own words.
 OWN = {
     "torch_distributed": ["torchrun", "--nproc-per-node"],
     "horovod": ["horovodrun", "--gloo", "-np"],
@@ -57,6 +58,7 @@ def measure(args: Args) -> Tables:
 
 def launchers(args: Args, framework: str, ranks: int) -> dict[str, tuple[list[str], Path]]:
     """Return the command and the tree of each contender."""
+    # horovodrun runs any program, the other two a script of Python.
     own = [*OWN[framework], str(ranks), *(["python"] if framework == "horovod" else [])]
     command = ["python", "-m", f"det_core.launch.{framework}", OWN[framework][-1], str(ranks)]
     return {**{name: (command, tree) for name, tree in trees(args.against).items()}, own[0]: (own, ROOT)}

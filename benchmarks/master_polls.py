@@ -26,6 +26,7 @@ CONFIG = {
 
 def measure(args: Args) -> Tables:
     with running(TRIALS, "benchmarks._master") as master:
+        # First, as the kernel's mark of the largest size never falls.
         idle = master.peak()
         file = master.home / "launched.jsonl"
         experiment = master.api().create(CONFIG)
@@ -52,6 +53,7 @@ async def poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) -
         nonlocal waiting
         reader, writer = await asyncio.open_connection(*master.url.removeprefix("http://").split(":"))
         path = f"/api/v1/allocations/{allocation}/signals/preemption?timeout_seconds=60"
+        # By hand: the trials run on the same processors as the master, and a client library would take more of them.
         head = f"GET {path} HTTP/1.1\r\nHost: x\r\nGrpc-Metadata-x-allocation-token: Bearer {token}\r\n\r\n".encode()
         preempt = False
         while not preempt:
@@ -66,12 +68,14 @@ async def poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) -
     tasks = [asyncio.ensure_future(trial(*each)) for each in tokens]
     while waiting < TRIALS:
         await asyncio.sleep(0.1)
+    # What the start of the trials has left to do is not the cost of their waiting.
     await asyncio.sleep(quick(5, 0.1))
     began = time.monotonic()
     used = master.cpu()
     await asyncio.sleep(SECONDS)
     core = (master.cpu() - used) / (time.monotonic() - began)
     sent = time.perf_counter()
+    # In a thread, as the loop has to see the polls answered while this request is on its way.
     await asyncio.to_thread(master.api().ask, "POST", f"experiments/{experiment}/pause")
     await asyncio.wait_for(asyncio.gather(*tasks), 60)
     return core, [moment - sent for moment in sorted(woken)]

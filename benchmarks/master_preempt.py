@@ -61,6 +61,7 @@ def pauses(master: Master, auto_ack: bool, rounds: int) -> list[float]:
     for _ in range(rounds):
         until(began.exists)
         time.sleep(0.2)  # the poll that waits is there
+        # The wall clock, as the script notes the stop in another process.
         sent = time.time()
         api.ask("POST", f"experiments/{experiment}/pause")
         until(stopped.exists)
@@ -68,6 +69,7 @@ def pauses(master: Master, auto_ack: bool, rounds: int) -> list[float]:
         began.unlink()
         stopped.unlink()
         api.ask("POST", f"experiments/{experiment}/activate")
+    # It would hold the only slot, for which the experiment of the second row waits.
     api.ask("POST", f"experiments/{experiment}/kill")
     return delays
 

@@ -57,6 +57,7 @@ for run in json.loads(sys.argv[2]):
 
 
 def measure(args: Args) -> Tables:
+    # Unmanaged trials run where they like, and need no slots.
     with running(0) as master:
         found = {OURS: ours(master)}
     found |= {"mlflow server": mlflow()} if PEERS else {}
@@ -105,6 +106,7 @@ def mlflow() -> float:
             runs = subprocess.run([python, "-c", RUNS, url, str(WRITERS)], stdout=-1, text=True, check=True).stdout
             count = str(MLFLOW_REPORTS)
             words = [[python, "-c", MLFLOW, url, run, count] for run in json.loads(runs)]
+            # Started before the clock, as what mlflow's client takes to import is not the server's time.
             with started([[python, "-c", READER, url, runs, count]]) as readers:
                 return WRITERS * MLFLOW_REPORTS / timed(words, lambda: finish(readers))
         finally:
@@ -152,6 +154,7 @@ def finish(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
+    # A list, so that all have ended when the first failure is found.
     assert not any([process.wait() for process in processes]), "a process failed"
 
 

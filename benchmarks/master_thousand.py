@@ -39,6 +39,7 @@ CONFIG = {
 
 
 def measure(args: Args) -> Tables:
+    # Before there is a master, which would take processors from both.
     scripts = two_at_a_time(lambda number: subprocess.run(COMMAND, check=True))
     alone = supervised()
     with running(SLOTS) as master:
@@ -46,6 +47,7 @@ def measure(args: Args) -> Tables:
         took, trials = whole(master.api())
         cpu = master.cpu() - before
         memory = master.peak() / 1e6
+    # A trial that fails at its start would be cheaper than one that runs.
     if [trial["state"] for trial in trials] != ["STATE_COMPLETED"] * TRIALS:
         raise RuntimeError(f"not all of {TRIALS} trials were completed")
     ms = 1e3 / TRIALS
@@ -63,6 +65,7 @@ def whole(api: Api) -> tuple[float, list[dict[str, Any]]]:
     """Seconds that the experiment takes, and its trials."""
     began = time.perf_counter()
     number = api.create(CONFIG)
+    # The master answers after a minute at most, ended or not.
     while "endTime" not in api.ask("GET", f"experiments/{number}/wait?timeout_seconds=60")["experiment"]:
         pass
     took = time.perf_counter() - began

@@ -47,6 +47,7 @@ def measure(args: Args) -> Tables:
     for size in SIZES:
         contenders = ours(args, CALL, "det_core", quick(200_000, 1000), ranks=size)
         if PEERS:
+            # Fewer calls, as each of a worker of determined's is a question to the chief and its answer.
             theirs = functools.partial(answer, CALL, "determined", 300, ranks=size)
             contenders[DETERMINED] = functools.partial(theirs, python=peers(DETERMINED))
         found = alternate(contenders, args.rounds)

@@ -28,6 +28,7 @@ TENSOR_CALLS = quick(2_000, 20)
 CALLS, MANY, KEYS = quick((20_000, 200_000, 100_000), (100, 100, 100))
 SAVING = f"{OURS}, while a checkpoint is saved"
 AUTO = f"{OURS}, TensorBoard AUTO"
+# mlflow opens sqlite only with sqlalchemy and alembic, and refuses its store of files (maintenance mode).
 REQUIREMENTS = (TORCH, "numpy", "wandb", "tensorboard", "mlflow-skinny", "sqlalchemy", "alembic")
 RIVALS = ("wandb", "tensorboard", "mlflow")
 
@@ -182,6 +183,7 @@ def turns(args: Args, loop: str, reports: int, *more: str, rivals: int = 0) -> d
     theirs: dict[str, Callable[[], Figures]] = {}
     if rivals and PEERS:
         python = peers(*REQUIREMENTS)
+        # GitPython, where git is missing, fails at its import unless it is to be quiet.
         env = {"WANDB_DIR": ".", "HF_HUB_OFFLINE": "1", "GIT_PYTHON_REFRESH": "quiet"}
         for name in RIVALS:  # those that queue would block with more
             if name == "mlflow":

@@ -88,6 +88,7 @@ class Bench:
         return float(lines[count - 1])
 
     def _wait_for_queue(self) -> None:
+        # A job that still completes would hold the node for which the next measure's job waits.
         while self.slurm.knows_jobs():
             time.sleep(0.1)
 

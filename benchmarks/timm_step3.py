@@ -42,6 +42,7 @@ def measure(args: Args) -> Tables:
         yield table
         return
     with tempfile.TemporaryDirectory(prefix="timm-", dir=args.folder) as folder:
+        # Not resolved: behind the link is an interpreter without the environment's packages.
         command = [str(python.absolute()), "--batch-size", str(BATCH), "--model", MODEL, "--epochs"]
         run = functools.partial(images_per_second, command, Path(folder))
         for script in SCRIPTS.values():  # what is read from disk is then in memory for both, and the digits are there
@@ -57,6 +58,7 @@ def measure(args: Args) -> Tables:
 def images_per_second(command: list[str], folder: Path, epochs: int, script: str) -> Figures:
     """Run a script to its end, in an empty folder; what it trained on in a second, from its second epoch on."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
+        # One cache for all runs, so that the digits are written in the first, which is not counted.
         env = environment(Path(work, "home")) | {"XDG_CACHE_HOME": str(folder)}
         words = [command[0], str(EXAMPLE / script), *command[1:], str(epochs)]
         ends = []
@@ -71,6 +73,7 @@ def images_per_second(command: list[str], folder: Path, epochs: int, script: str
                     ends.append(time.perf_counter())
         if job.returncode:
             raise RuntimeError(f"{script} ended with status {job.returncode}:\n{''.join(said[-20:])}")
+    # In whole batches: timm's loader drops the last one of a training if it is not full.
     images = len(list(folder.glob("timm_port/digits-*/train/*/*.png"))) // BATCH * BATCH
     return {"rate": images * (len(ends) - 1) / (ends[-1] - ends[0])}
 

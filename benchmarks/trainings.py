@@ -64,10 +64,12 @@ def measure(args: Args) -> Tables:
 def run(python: Path | str, script: str, package: str, training: str, ranks: int = 1) -> dict[str, Any]:
     """Return the record of a training."""
     if ranks > 1:
+        # torch's own launcher, as it belongs to neither of the packages.
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     else:
         launcher = []
     with tempfile.TemporaryDirectory() as home:  # determined copies its working directory there
+        # determined wraps models in DDP by USE_TORCH_DISTRIBUTED alone, also where it is given a process group.
         env = {"HOME": home, **({"USE_TORCH_DISTRIBUTED": "1", "ACCELERATE_USE_CPU": "true"} if ranks > 1 else {})}
         found: dict[str, Any] = answer(FOLDER / script, package, training, python=python, launcher=launcher, env=env)
     return found
@@ -82,6 +84,7 @@ def compared(
     differences = [0.0]
     for name in peer.keys() & own.keys():
         scale = max(map(abs, peer[name])) or 1.0
+        # Ranks that may stop later have more values than the peer.
         differences += [abs(a - b) / scale for a, b in zip(peer[name], own[name], strict=not late)]
     updates = all(0 <= ours["updates"][name] - count <= late for name, count in theirs["updates"].items())
     names = peer.keys() == own.keys()

@@ -69,14 +69,20 @@ class Person:
     """
 
     def __init__(self, console: Console, folder: Path, home: Path) -> None:
-        self.console, self.folder, self.home = console, folder, home
+        self.console = console
+        self.folder = folder
+        self.home = home
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "DET_CORE_HOME": str(home), "COLUMNS": str(WIDTH)}
 
     def types(self, command: str, *, interrupt: bool = False, last: int = 0, shown: bool = True) -> None:
         """Type a command, and press Ctrl-C after some reports if asked to; show all, or its last lines only."""
+        # In place of the shell, so that Ctrl-C meets the command; assignments before it are for env then.
+        line = f"exec {command}"
+        if "=" in command.split()[0]:
+            line = f"exec env {command}"
         process = subprocess.Popen(
-            ["bash", "-c", f"exec env {command}" if "=" in command.split()[0] else f"exec {command}"],
+            ["bash", "-c", line],
             cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert process.stdout is not None
@@ -92,7 +98,9 @@ class Person:
         if shown:
             self.console.print(Text.assemble(("$ ", "green"), (command, "bold")))
             lines = said.strip().splitlines()
-            for line in (["…", *lines[-last:]] if last else lines) + [""]:
+            if last:
+                lines = ["…", *lines[-last:]]
+            for line in [*lines, ""]:
                 line = line.replace(str(self.home), "~/.local/share/det_core").replace(" ", "\N{NO-BREAK SPACE}")
                 self.console.print(Text(line, overflow="fold"))  # as a terminal folds it
 

@@ -34,11 +34,14 @@ def reference() -> str:
     loader = griffe.GriffeLoader(search_paths=[ROOT], docstring_parser=griffe.Parser.google)
     package = loader.load("det_core")
     loader.resolve_aliases()
-    found = {name: package if name == "det_core" else package[name.removeprefix("det_core.")] for name in PACKAGES}
+    found = {"det_core": package}
+    found |= {name: package[name.removeprefix("det_core.")] for name in PACKAGES if name != "det_core"}
     links = [f"[`{name}`](#{name.replace('.', '')})" for name in PACKAGES]
     parts = [HEAD, " · ".join(links) + "\n"]
     for name, module in found.items():
-        parts += [f"## {name}\n", *(_docstring(module) if name not in ("det_core", "det_core.client") else [])]
+        parts.append(f"## {name}\n")
+        if name not in ("det_core", "det_core.client"):
+            parts += _docstring(module)
         parts += [line for each in _public(module) for line in _described(each)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).strip() + "\n"
 
@@ -51,9 +54,18 @@ def _public(module: griffe.Module) -> Iterator[griffe.Object]:
         names = [name for name, each in module.members.items() if not each.is_alias and not name.startswith("_")]
     for name in names:
         member = module.members.get(name)
-        target = member.final_target if member is not None and member.is_alias else member
-        if target is not None and not target.is_module and target.docstring is not None:
+        if member is None:
+            continue
+        target = _target(member)
+        if not target.is_module and target.docstring is not None:
             yield target
+
+
+def _target(member: griffe.Object | griffe.Alias) -> griffe.Object:
+    """Return what an alias stands for, or the member itself."""
+    if member.is_alias:
+        return member.final_target
+    return member
 
 
 def _described(each: griffe.Object) -> Iterator[str]:
@@ -66,8 +78,11 @@ def _described(each: griffe.Object) -> Iterator[str]:
     init = each.all_members.get("__init__")
     if init is not None and init.is_function and not _is_exception(each) and each.name not in MADE:
         yield from _signature(init, each.name)
-    yield from _docstring(each, without="parameters" if each.name in MADE else "")
-    members = [member.final_target if member.is_alias else member for member in each.all_members.values()]
+    without = ""
+    if each.name in MADE:
+        without = "parameters"
+    yield from _docstring(each, without)
+    members = [_target(member) for member in each.all_members.values()]
     members = [member for member in members if member.docstring is not None and _is_its_own(member, each)]
     attributes = "".join(
         f"- `{member.name}`: {_plain(' '.join(member.docstring.value.split()))}\n"
@@ -97,7 +112,8 @@ def _signature(function: griffe.Object, name: str | None = None) -> list[str]:
     """Return the signature as a block of Python that is not run."""
     if not function.is_function:
         return []
-    arguments, kinds = [], griffe.ParameterKind
+    arguments = []
+    kinds = griffe.ParameterKind
     keyword = False
     for parameter in function.parameters:
         if parameter.name in ("self", "cls"):
@@ -106,10 +122,20 @@ def _signature(function: griffe.Object, name: str | None = None) -> list[str]:
         if parameter.kind is kinds.keyword_only and not keyword:
             arguments.append("*")
         keyword = keyword or stars == "*" or parameter.kind is kinds.keyword_only
-        annotation = f": {parameter.annotation}" if parameter.annotation is not None else ""
-        default = "" if stars or parameter.default is None else f"{' = ' if annotation else '='}{parameter.default}"
+        annotation = ""
+        equals = "="
+        if parameter.annotation is not None:
+            annotation = f": {parameter.annotation}"
+            equals = " = "
+        default = ""
+        # griffe gives *args and **kwargs defaults, () and {}, which no signature shows.
+        if not stars and parameter.default is not None:
+            default = f"{equals}{parameter.default}"
         arguments.append(f"{stars}{parameter.name}{annotation}{default}")
-    returns = "" if name or function.returns is None else f" -> {function.returns}"
+    returns = ""
+    # A constructor is shown under its class's name, where "-> None" would be wrong.
+    if not name and function.returns is not None:
+        returns = f" -> {function.returns}"
     line = f"{name or function.name}({', '.join(arguments)}){returns}"
     if len(line) > 100:
         inner = "".join(f"    {argument},\n" for argument in arguments)
@@ -139,11 +165,16 @@ def _docstring(each: griffe.Object, without: str = "") -> list[str]:
 
 
 def _item(item: griffe.DocstringElement) -> str:
-    name = getattr(item, "name", "") or (str(item.annotation) if item.annotation is not None else "")
+    name = getattr(item, "name", "")
+    if not name and item.annotation is not None:
+        name = str(item.annotation)
     if name.endswith(","):  # several of one kind: griffe takes the others for its type
         name += f" {item.annotation}"
     text = _plain(" ".join(item.description.split()))
-    return f"- `{name}`: {text}\n" if name and not isinstance(item, griffe.DocstringReturn) else f"- {text}\n"
+    # The type of what is returned stands in the signature already.
+    if not name or isinstance(item, griffe.DocstringReturn):
+        return f"- {text}\n"
+    return f"- `{name}`: {text}\n"
 
 
 def _plain(text: str) -> str:

@@ -76,11 +76,16 @@ which checkpoints stay after the end of the experiment; they apply without a `ty
 def table(section: type[BaseModel]) -> str:
     """Yield the keys of a section with type, default and description."""
     schemas = section.model_json_schema(mode="serialization")["properties"]
-    rows = [
-        f"| `{key}` | {may_be(schemas[key]) if not sections_of(info) else 'object'} | {default(info)} | {about(info)} |"
-        for name, info in section.model_fields.items()
-        if (key := info.alias or name) in schemas
-    ]
+    rows = []
+    for name, info in section.model_fields.items():
+        key = info.alias or name
+        if key not in schemas:
+            continue
+        # A section has a table of its own, and its schema names no type.
+        kind = "object"
+        if not sections_of(info):
+            kind = may_be(schemas[key])
+        rows.append(f"| `{key}` | {kind} | {default(info)} | {about(info)} |")
     return "\n".join(["| key | what it may be | default | |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 
@@ -98,7 +103,10 @@ def may_be(schema: Mapping[str, Any]) -> str:
 
 def about(info: FieldInfo) -> str:
     """Return the description of a key."""
-    return f"{info.description or ''}{'; no effect here' if info.json_schema_extra == IGNORED else ''}"
+    text = info.description or ""
+    if info.json_schema_extra == IGNORED:
+        text += "; no effect here"
+    return text
 
 
 def default(info: FieldInfo) -> str:
@@ -106,7 +114,10 @@ def default(info: FieldInfo) -> str:
     if info.is_required():
         return "needed"
     value = info.get_default(call_default_factory=True)
-    return "" if isinstance(value, BaseModel) else f"`{json.dumps(value)}`"
+    # The defaults of a section stand in its own table.
+    if isinstance(value, BaseModel):
+        return ""
+    return f"`{json.dumps(value)}`"
 
 
 def kinds(which: SectionUnion, key: str) -> Iterator[str]:

@@ -62,6 +62,7 @@ def train_gan() -> nn.Module:
         def _create_accelerator(self) -> Any:
             from accelerate import Accelerator, DistributedDataParallelKwargs
 
+            # Each backward pass is of one part, and DDP by default expects gradients of both.
             return Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)])
 
         def training_run_start(self) -> None:

@@ -29,6 +29,7 @@ def opened() -> Any:
     """Yield the context of a trial; on several ranks with the process group of torchrun's variables."""
     distributed = None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # ``finetuning`` opens a second context in the process, whose group is there by then.
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group("gloo")
         distributed = core.DistributedContext.from_torch_distributed()
@@ -96,6 +97,7 @@ class Images(Trial):
         self.context.step_optimizer(self.optimizer)
         self.scheduler.step_update(batch_idx + 1)
         with torch.no_grad():
+            # Not the parameters alone: a validation also reads the running statistics of the batch norm.
             for kept, new in zip(self.ema.state_dict().values(), self.model.state_dict().values(), strict=True):
                 kept.copy_(0.9 * kept + 0.1 * new)
         return {"loss": loss, "lr": self.optimizer.param_groups[0]["lr"]}
@@ -270,6 +272,7 @@ def main() -> nn.Module:
         trial.model.load_state_dict(trial.patience.kept)
         return trial.model
     head = train(Finetuning, 2).model
+    # DDP puts ``module.`` before each name, and the second trial loads them before it wraps its model.
     trained = {name.removeprefix("module."): value for name, value in head.state_dict().items()}
     with opened() as context:
         trial = Finetuning(context, trained)

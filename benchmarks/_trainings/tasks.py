@@ -31,6 +31,7 @@ class Account:
         def stepped(*_: Any) -> None:
             self.updates[name] += 1
 
+        # A hook of torch's, as each package wraps an optimizer and its step() in another way.
         optimizer.register_step_post_hook(stepped)
         return optimizer
 
@@ -87,6 +88,7 @@ class Gan(nn.Module):  # type: ignore[misc]
         self.generator = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
         self.discriminator = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
 
+    # DDP averages gradients only after a call of its own forward(), so both parts are reached by it.
     def forward(self, part: str, noise: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """Return the loss of one part."""
         made = self.generator(noise)
