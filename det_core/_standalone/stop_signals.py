@@ -10,7 +10,7 @@ import signal
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 SAME_INTERRUPT = 1.0
-"""Seconds within which a second SIGINT is the first one's, by another way: from a scheduler to all, and a launcher."""
+"""Seconds within which a second SIGINT is the same Ctrl-C, delivered once more by a launcher."""
 
 
 def is_worker_loss(error: BaseException | None) -> bool:

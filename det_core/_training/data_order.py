@@ -1,7 +1,7 @@
 """Order of the data as a function of seed, pass and batch, so that a resume within an epoch is exact.
 
-Batches are numbered over all ranks: batch ``n`` of the endless stream of passes is batch ``n // size`` of rank
-``n % size``. The number of batches that a rank has trained is its position; no state of a loader is saved.
+In endless passes, batches are numbered over all ranks: batch ``n`` is batch ``n // size`` of rank ``n % size``. The
+number of batches that a rank has trained is then its position, without a saved state of the loader.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SeededShuffle(Sampler[int]):
         self._pass = 0
 
     def set_epoch(self, pass_: int) -> None:
-        """Select the next pass."""
+        """Set the pass of the next iteration."""
         self._pass = pass_
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class NumberedBatches(Sampler[Any]):
         self._numbered = numbered
 
     def __len__(self) -> int:
-        """Return the number of this rank's batches in a pass."""
+        """Return the number of this rank's batches in the first pass; others may differ by one."""
         return share(len(self._batches), self._rank, self._size, even=False)
 
     def __iter__(self) -> Iterator[Any]:
@@ -124,11 +124,11 @@ class NumberedBatches(Sampler[Any]):
         shuffle = getattr(self._batches, "sampler", None)
         pass_ = 0
         n = 0
-        if isinstance(shuffle, SeededShuffle) and len(self._batches):
+        if isinstance(shuffle, SeededShuffle) and len(self._batches):  # other samplers have to draw every pass
             pass_ = first // len(self._batches)
             n = pass_ * len(self._batches)
         while True:
-            if isinstance(shuffle, SeededShuffle):  # other samplers have to draw every pass
+            if isinstance(shuffle, SeededShuffle):
                 shuffle.set_epoch(pass_)
             before = n
             for indices in self._batches:
@@ -140,13 +140,13 @@ class NumberedBatches(Sampler[Any]):
 
 
 class EpochOrder(Sampler[Any]):
-    """Share of one rank in an epoch, which stays the same in every iteration, as validation needs it.
+    """Share of one rank in an epoch. Each iteration repeats it unless ``epoch`` or the batches change.
 
     Args:
         batches: batches of indices of an epoch.
         rank, size: this rank takes the batches ``n`` with ``n % size == rank``.
         even: fill the last batches from the beginning of the epoch, so that all ranks have as many, of equal size.
-        numbered: yield ``(n, indices)`` with ``n`` counted over all epochs, for a :class:`SeededDataset`.
+        numbered: yield ``(n, indices)`` with a number ``n`` unique over all epochs, for a :class:`SeededDataset`.
 
     Attributes:
         epoch: epoch of the next iteration.
@@ -278,7 +278,7 @@ def rebuilt(loader: DataLoader[Any], order: Any, dataset: Any) -> DataLoader[Any
     """Return a copy of a loader with another order and dataset.
 
     Args:
-        loader: loader with the other options: workers, collating, pinning.
+        loader: loader with the other options (workers, collating, pinning; ``in_order`` is not copied).
         order: batches of keys of ``dataset``; single keys if ``loader`` does not batch (``batch_size=None``).
         dataset: the dataset.
     """

@@ -1,8 +1,9 @@
-"""Errors of a loader that come with a stop: the trainers save what they have, and do not fail.
+"""Errors of a loader during a stop: the trainers save before they leave.
 
-A signal to all processes of a job may kill a worker that is still starting. The loader then raises between two batches,
-where everything that a checkpoint needs is there. One rank saves that. Of several ranks the others may be in the batch
-that this rank lacks, and wait for its gradients: it draws the batch from new workers, until all stop at the same call.
+A signal to all processes of a job may kill a worker that is still starting. The loader then raises between two batches.
+A training on one rank saves and stops there. With several ranks, the others may be in the batch that this rank lacks,
+and wait for its gradients: this rank reopens the loader, and gets the batch from new workers, until all stop at the
+same call. A second failure at the same batch is raised.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ class StopRequests(Protocol):
 
     @property
     def requested(self) -> bool:
-        """Whether it is."""
+        """Whether a stop is pending."""
 
 
 class LoaderBatches(Iterator[Any]):
-    """The batches of a loader. One that fails while a stop is pending is opened again, once for a batch.
+    """Batches of a loader, which is reopened if it fails while a stop is pending, once for each batch.
 
     Args:
-        open_from: makes the iterator that begins with the batch of this number, counted from 0.
-        on_error: called with an error of the loader that is raised.
-        preempt: says whether a stop is pending; None: a failed loader is not opened again.
-        reopen_from: makes the iterator of a loader that has failed.
+        open_from: makes the iterator, called with 0.
+        on_error: called with each error that is raised.
+        preempt: state of the stop; None to never reopen the loader.
+        reopen_from: makes the iterator after a failure, called with the number of batches drawn so far.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LoaderBatches(Iterator[Any]):
         self._drawn = 0
         self._failed_at: int | None = None
         try:
-            self._batches = open_from(0)  # now, and not with the first batch, as that may draw random numbers
+            self._batches = open_from(0)  # now, as it may draw random numbers
             return
         except Exception as e:
             self._check(e)
@@ -69,7 +70,7 @@ class LoaderBatches(Iterator[Any]):
         else:
             self._drawn += 1
             return batch
-        self._batches = iter(())  # ends the workers that are left: no frame of the error holds them any more
+        self._batches = iter(())  # ends the remaining workers, which the frames of the error no longer hold
         self._reopen()
         return next(self)
 
@@ -81,26 +82,25 @@ class LoaderBatches(Iterator[Any]):
             raise
 
     def _check(self, error: Exception) -> None:
-        """Raise an error of the loader, unless the loader is to be opened again."""
+        """Raise an error of the loader, unless it should be reopened."""
         if self._preempt is None or self._failed_at == self._drawn or not comes_with_stop(error, self._preempt):
             self._on_error(error)
             raise error
         self._failed_at = self._drawn
         logger.warning(
-            "the loader failed after a signal to stop, and is opened again, as the other ranks may wait for its batch: "
-            "%s", error,
+            "the loader failed during a stop; reopening it, as the other ranks may wait for its batch: %s", error,
         )  # fmt: skip
 
 
 def forget_workers(loader: Any) -> None:
-    """Have a ``DataLoader`` start new workers at its next iteration, though it has ``persistent_workers``."""
+    """Make a ``DataLoader`` with ``persistent_workers`` start new workers at its next iteration."""
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None
 
 
 def comes_with_stop(error: Exception, preempt: StopRequests) -> bool:
-    """Return whether a stop is pending by the time of a loader's error; wait for it if a worker has died."""
-    # EOFError and ConnectionError: a child of forkserver or spawn died before it had read what it is to do.
+    """Return whether a loader's error comes with a stop; wait up to a second for the stop if a worker has died."""
+    # EOFError and ConnectionError: a child of forkserver or spawn died before it had read its task.
     may_be_signal = is_worker_loss(error) or isinstance(error, EOFError | ConnectionError)
     deadline = _clock.monotonic() + _SIGNAL_TIMEOUT
     while may_be_signal and not preempt.requested and _clock.monotonic() < deadline:

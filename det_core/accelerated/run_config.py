@@ -22,9 +22,11 @@ class TrainerRunConfig:
         gradient_clip_value: maximum absolute value of gradients, or None.
         train_total_batch_size: records in an update, of all processes and accumulated batches together.
         eval_total_batch_size: records in an evaluation step of all processes.
-        num_update_steps_per_epoch: updates in an epoch, summed over **all processes**; None without a length.
+        num_update_steps_per_epoch: updates in an epoch, counted in one stream over **all processes**; None if the
+            loader has no length.
         num_local_update_steps_per_epoch: updates of one process in an epoch; None if the loader has no length.
-        max_num_train_steps: number of updates, summed over all processes, after which the run ends; None if unknown.
+        max_num_train_steps: number of updates of all processes after which the run ends; None if unknown. By default
+            larger than the run, so that the number of epochs ends it.
         is_local_process_zero: whether this process is the first on its node.
         is_world_process_zero: whether this process is the first of all.
         is_distributed: whether there are several processes.

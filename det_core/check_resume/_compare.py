@@ -95,7 +95,7 @@ def compare(expected: Training, found: Training, *, rtol: float = 0.0, ignored: 
 
 
 def _cut_rows(expected: Training, found: Training, *, rtol: float, ignored: Set[str]) -> set[tuple[str, int]]:
-    """Return the rows into which a stop has cut one of several batches, where together they have its batches.
+    """Return the rows into which a stop has split an averaged row, if their batches are equal to those of that row.
 
     A trial class reports averages at the stop, and those of the remaining batches at the next boundary.
     """

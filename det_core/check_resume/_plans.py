@@ -9,7 +9,7 @@ from det_core.check_resume._records import Save, Training
 PART = 0.4
 """Part of a training after which it is disturbed; a third is the end of an epoch where there are three."""
 BEFORE_ANY_REPORT = -1
-"""Step from whose report on calls are counted, where they are counted from the first on."""
+"""``stop_at`` of a plan that counts calls from the start."""
 
 
 def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
         return _request(undisturbed, steps, -1, round(PART * _calls_per_row(undisturbed, steps)))
     special = {save.reported for save in undisturbed.saves} | _ends(undisturbed)
     target = round(PART * (len(steps) - 1))
-    # Away from ends of epochs and checkpoints, where the code that is missing elsewhere is not needed.
+    # Away from ends of epochs and checkpoints: a script that forgets its position in an epoch would pass a stop there.
     window = range(len(steps) // 4, max(len(steps) * 3 // 5, 1))
     plain = [number for number in window if steps[number] not in special] or [target]
     number = min(plain, key=lambda number: abs(number - target))
@@ -41,11 +41,13 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
 def end_plan(undisturbed: Training) -> dict[str, Any] | None:
     """Return the plan of a stop in the last batch of an epoch, the one nearest to two fifths.
 
-    What follows the batches of an epoch, such as a validation or a step of the schedule, is then still to be done, and
-    the next epoch begins with nothing done. A stop within an epoch and a checkpoint after one show neither.
+    It shows whether a resume runs the code after the batches of an epoch, such as a validation or a step of the
+    schedule, and begins the next epoch with its first batch. A stop within an epoch, or a checkpoint after one, does
+    not.
 
     Returns:
-        The plan; None if the record shows no epochs that end before the training does.
+        The plan; None if the record shows no epochs that end before the training does, or none that can be told apart
+        from its rows.
     """
     steps = undisturbed.steps(undisturbed.main_group)
     ends = sorted(step for step in _ends(undisturbed) if steps[0] <= step < steps[-1])
@@ -66,9 +68,9 @@ def end_plan(undisturbed: Training) -> dict[str, Any] | None:
 
 
 def _request(undisturbed: Training, steps: list[int], row: int, after: int) -> dict[str, Any]:
-    """Return the plan of a stop at a call after the report of a row; -1: before any.
+    """Return the plan of a stop at a call after the report of a row, or after the start for row -1.
 
-    Several ranks agree on the call that follows the request, which is made a call earlier, therefore.
+    Several ranks stop at the call after the request, so the request is made one call earlier.
     """
     if max(undisturbed.sizes, default=1) > 1:
         after -= 1
@@ -117,7 +119,9 @@ def kill_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
 
 def _checked(at: int, steps: list[int]) -> int:
     if not steps[0] <= at < steps[-1]:
-        raise ValueError(f"--at {at}: expected a step before the last; the training reports {steps[0]} to {steps[-1]}")
+        raise ValueError(
+            f"--at {at}: expected at least {steps[0]} and less than {steps[-1]}, the steps of this training"
+        )
     return at
 
 

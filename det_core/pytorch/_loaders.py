@@ -25,13 +25,13 @@ logger = logging.getLogger("det_core.pytorch")
 
 @dataclass(frozen=True)
 class BatchDistribution:
-    """Distribution of batches over ranks in one fit, by which a number of trained batches is a position in the data.
+    """Distribution of batches over ranks in one fit, which converts a number of trained batches to a position.
 
     Attributes:
         pass_batches: number of batches in a pass over the dataset.
         batch_size: number of records in each; None if a batch_sampler of the user decides.
         skip: number of batches that each rank skipped at the start.
-        origin: number of batches trained before.
+        origin: number of batches trained when the fit began.
     """
 
     pass_batches: int
@@ -49,8 +49,9 @@ class Loaders:
         each: number of loader batches in one training batch.
 
     Attributes:
-        distribution: distribution of batches over ranks; None before building, and for a loader of the user.
-        lengths: numbers of records and batches of internal loaders, which must be equal on every rank.
+        distribution: distribution of batches over ranks; None before building, for a loader of the user, and without
+            a length.
+        lengths: numbers of records and batches of ``pytorch.DataLoader`` objects, which must be equal on every rank.
         error: last error of a loader, or None.
     """
 
@@ -133,7 +134,7 @@ class Loaders:
         except ValueError as e:
             state = None
             reason = str(e)
-        if position.batches and state is None:
+        if position.batches and (state is None or self._resumable is None):
             logger.warning("a user-defined loader starts from its beginning, so this resume is not exact: %s", reason)
         if self._resumable is None:
             return self._guard(lambda _drawn: _endless(loader), loader)
@@ -154,7 +155,10 @@ class Loaders:
         return self._resumable.state_dict()
 
     def validation(self) -> tuple[Iterator[Any], int | None]:
-        """Return a new pass over this rank's share of the validation set, and its number of batches."""
+        """Return a new pass over the validation loader, and its number of batches.
+
+        It has this rank's share, or the whole set after ``build(full_validation=True)``.
+        """
         loader = self._validation
         one_pass = self._guard(lambda drawn: islice(_one_pass(loader, "validation"), drawn, None), loader)
         return one_pass, length_of(loader)
@@ -175,7 +179,7 @@ class Loaders:
         return LoaderBatches(open_from, note, preempt=preempt, reopen_from=reopen_from)
 
     def whole_validation(self) -> Any:
-        """Return the torch loader of the whole validation set."""
+        """Return the validation loader after ``build(full_validation=True)``: a torch loader, or the user's own."""
         return self._validation
 
     def position(self, start: Position, batches_trained: int) -> Position:
@@ -194,7 +198,7 @@ class Loaders:
     def _batches_to_skip(
         self, position: Position, pass_batches: int | None, batch_size: int | None, dataset: int | None
     ) -> int:
-        """Return the number of batches of this rank to skip, so that no record before ``position`` comes again."""
+        """Return the number of this rank's batches to skip to reach ``position``."""
         each = self._each
         if batch_size is None or position.global_batch_size is None or pass_batches is None:
             if position.size != self._size and position.batches:

@@ -17,8 +17,9 @@ class SchedulerBase(ABC):
         param_group_field: name of a numeric field, such as ``"lr"`` or ``"weight_decay"``.
 
     Attributes:
-        base_lr_values: initial value of each group, stored in the group as ``initial_{field}``. An existing value is
-            kept, so a scheduler that follows another has the same base values.
+        base_lr_values: initial value of the field in each group, stored in the group as ``initial_{field}``. If that
+            exists it is kept, so a scheduler that follows another has the same base values; the current value is
+            reset to it.
 
     Raises:
         KeyError: If a group lacks the field.
@@ -79,8 +80,8 @@ class SchedulerBase(ABC):
 class StatefulSchedulerBase(SchedulerBase):
     """Scheduler that counts updates, with the ``step()`` of torch's schedulers.
 
-    The trainer calls it after each update. The first call applies the value for 0 updates: update 1 uses the rate of
-    the new optimizer, and update ``k + 1`` uses ``get_updated_values(k - 1)``.
+    The trainer calls it after each update. The first call applies the value for 0 updates: update 1 uses the value set
+    by the constructor, and update ``k + 1`` uses ``get_updated_values(k - 1)``.
 
     Args:
         optimizer: the optimizer.
