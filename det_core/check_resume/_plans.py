@@ -46,8 +46,8 @@ def end_plan(undisturbed: Training) -> dict[str, Any] | None:
     not.
 
     Returns:
-        The plan; None if the record shows no epochs that end before the training does, or none that can be told apart
-        from its rows.
+        The plan; None if the record shows no end of an epoch before that of the training, or cannot tell one from
+        the other rows.
     """
     steps = undisturbed.steps(undisturbed.main_group)
     ends = sorted(step for step in _ends(undisturbed) if steps[0] <= step < steps[-1])

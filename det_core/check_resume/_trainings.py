@@ -111,6 +111,7 @@ class Home:
                 left = _wait_for_left(folder)
         finally:
             _kill_all(process, folder)
+        # The cut may fall within a character.
         text = (folder / OUTPUT).read_bytes()[-TAIL_BYTES:].decode(errors="replace")
         return Start(process.returncode, seconds, killed, hung, tuple(left), text, read_notes(folder))
 
@@ -194,6 +195,7 @@ def processes_of(folder: Path) -> list[int]:
             for note in notes
             if note["event"] == "start" and note["began"] == start_time(note["pid"])
         }
+    # Without dead ones, which keep their number until their parent reaps them.
     return [pid for pid in found if pid != os.getpid() and start_time(pid) is not None]
 
 

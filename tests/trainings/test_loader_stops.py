@@ -115,7 +115,7 @@ def test_loader_of_one_rank_that_fails_with_the_signal_loses_nothing(kind: str, 
         return watched([script, kind], 2, env=env, cwd=tmp_path)
 
     stopped = run("stopped", FAILS="1")
-    assert stopped.count("the loader failed after a signal to stop, and is opened again") == 1
+    assert stopped.count("the loader failed during a stop; reopening it") == 1
     assert stopped.count("PREEMPTED") == 2
     resumed, straight = run("stopped"), run("straight")
     ends = [sorted(line for line in text.splitlines() if line.startswith("END")) for text in (resumed, straight)]
