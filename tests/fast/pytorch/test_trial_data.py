@@ -176,6 +176,16 @@ def test_loader_without_a_position_after_a_resume_starts_from_its_beginning(capl
     assert caplog.text.count("starts from its beginning, so this resume is not exact") == 1
 
 
+def test_resume_with_a_list_in_place_of_a_torch_loader_warns(caplog: pytest.LogCaptureFixture) -> None:
+    class Batches(Foreign):
+        def build_training_data_loader(self) -> Any:
+            return list(torch.utils.data.DataLoader(Numbers(8), batch_size=2))
+
+    fit(Foreign, 2, init={"name": "r"})
+    fit(Batches, 3, init={"name": "r", "resume": "latest"})
+    assert caplog.text.count("starts from its beginning, so this resume is not exact") == 1
+
+
 def test_torch_loader_made_in_another_way_after_a_resume_starts_from_its_beginning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
