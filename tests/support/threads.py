@@ -67,7 +67,11 @@ def once_it_waits(
         frame, waits = sys._current_frames().get(waiter or 0), False
         while frame is not None:
             waits = waits or frame.f_code.co_name == "wait"
-            if waits and frame.f_code.co_filename.endswith(file) and frame.f_code.co_name in ("close", "settle"):
+            if (
+                waits
+                and frame.f_code.co_filename.endswith(file)
+                and frame.f_code.co_name in ("close", "finish_previous")
+            ):
                 return True
             frame = frame.f_back
         return False
