@@ -187,7 +187,7 @@ def test_one_process_sees_nothing_of_the_decorators() -> None:
 
     for decorate in (local_process_zero_only, world_process_zero_only, local_process_zero_first):
         decorated = decorate(add)
-        assert decorated(1, b=2) == 3 and decorated.__name__ == "add" and decorated.__doc__ == "Adds."
+        assert decorated(1, b=2) == 3 and decorated.__name__ == "add" and decorated.__doc__ == "Add two numbers."
         with pytest.raises(ZeroDivisionError):
             decorate(lambda: 1 // 0)()
 

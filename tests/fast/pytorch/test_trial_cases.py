@@ -98,7 +98,7 @@ def test_case_10_policies() -> None:
         def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
             return {"val_loss": values[len(self.seen) - 1]}
 
-    found = fit(Trial, 4, init={"metric": "val_loss"}, validation_period=Batch(1), checkpoint_policy="best")
+    found = fit(Trial, 4, init={"searcher_metric": "val_loss"}, validation_period=Batch(1), checkpoint_policy="best")
     assert found.checkpoints == [1, 3, 4], "not of NaN, and the last because it is the end"
     with pytest.raises(ValueError, match=r"checkpoint_policy='foo'.*'best', 'all', 'none'"):
         fit(Tiny, 2, checkpoint_policy="foo")

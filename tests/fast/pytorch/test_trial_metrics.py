@@ -115,7 +115,7 @@ def test_case_40_the_whole_set_at_once() -> None:
             seen.append([len(batch[0]) for batch in data_loader])
             return {"per class": [0.25, 0.75], "error": torch.tensor(0.5)}
 
-    found = fit(Trial, 1, init={"metric": "error"})
+    found = fit(Trial, 1, init={"searcher_metric": "error"})
     assert found.rows("validation", "per class") == [(1, [0.25, 0.75])] and seen == [[2, 2, 1]]
     assert found.rows("validation", "error") == [(1, 0.5)]
 

@@ -128,8 +128,9 @@ class TestInit:
                 core.init(distributed=distributed, checkpoint_storage=tmp_path / "file", check_storage=True)
             return str(caught.value)
 
-        (said,) = set(as_ranks(3, rank))
-        check(said, "is not a directory")
+        chief, *workers = as_ranks(3, rank)
+        check(chief, "is not a directory")
+        assert workers == [f"rank 0: {chief}"] * 2
 
     @pytest.mark.parametrize("chosen", [True, False])
     def test_a_store_that_works(self, chosen: bool, tmp_path: Path) -> None:
