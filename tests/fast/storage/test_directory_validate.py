@@ -130,7 +130,7 @@ class TestInit:
 
         chief, *workers = as_ranks(3, rank)
         check(chief, "is not a directory")
-        assert workers == [f"rank 0: {chief}"] * 2
+        assert workers == [chief.replace("checkpoint store", "rank 0: checkpoint store", 1)] * 2
 
     @pytest.mark.parametrize("chosen", [True, False])
     def test_a_store_that_works(self, chosen: bool, tmp_path: Path) -> None:
