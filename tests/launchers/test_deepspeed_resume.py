@@ -37,5 +37,5 @@ def test_what_cannot_be_loaded_on_another_number_is_one_error(tmp_path: Path, ki
         )
         (found.folder / "script.py").write_text(code)
     assert found.start(1).wait() == 1
-    message = "a checkpoint of 2 rank(s) cannot be loaded on 1: start as many as then, or from scratch ("
+    message = "cannot load a checkpoint of 2 rank(s) on 1: start 2, or start from scratch ("
     assert found.output.count(f"det_core.errors.CheckpointError: {message}") == 1, found.output
