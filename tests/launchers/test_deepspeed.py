@@ -256,8 +256,8 @@ for cls in (NoEngine, NoStep, Forgotten, Ended, Silent, Uneven, Nothing, Module,
         "AssertionError: no engine took a step in batch 0: train_batch() must call engine.backward(loss)",
         "InvalidExperimentException: evaluate_batch() ran out of data at batch 1 of 2 on rank 0",
         "InvalidExperimentException: no rank reports metrics: some ModelParallelUnit must have should_report_metrics",
-        "InvalidExperimentException: length of the training set differs between ranks: micro batches in a pass of all ranks are "
-        "8 on rank 0, 10 on rank 1",
+        "InvalidExperimentException: length of the training set differs between ranks: micro batches in a pass of all "
+        "ranks are 8 on rank 0, 10 on rank 1",
         "InvalidExperimentException: train_batch() returned None for batch 0: expected a dictionary of metrics, or the "
         "loss",
         "TypeError: wrap_model_engine(): expected a DeepSpeedEngine",
