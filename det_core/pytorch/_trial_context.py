@@ -87,7 +87,7 @@ class TrialContext:
         for rank, theirs in enumerate(everybody):
             for name, value in theirs.items():
                 if value != (chiefs := everybody[0].get(name)):
-                    raise ValueError(f"{name} differs between ranks: {value} on rank {rank}, {chiefs} on rank 0")
+                    raise ValueError(f"ranks differ in {name}: {value} on rank {rank}, {chiefs} on rank 0")
 
     def _prepare_new_training(self) -> None:
         """Give all ranks the chief's models and optimizers, if wrapping has not."""

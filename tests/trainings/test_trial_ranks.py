@@ -133,19 +133,21 @@ def test_a_stop_that_one_rank_requests_stops_all_at_one_batch(told: Told) -> Non
 
 def test_different_reducers_are_told_of(failed: Told) -> None:
     for error in failed["different_reducers"]:
-        assert "ValueError: wrapped reducers: [('sum', 's', True, True)] on rank 1, and [] on rank 0" in error
+        assert (
+            "ValueError: ranks differ in wrapped reducers: [('sum', 's', True, True)] on rank 1, [] on rank 0" in error
+        )
 
 
 def test_different_data_and_options_are_one_error_on_both(failed: Told) -> None:
     for error in failed["different_data"]:
-        assert error == "ValueError: records of training data differs between ranks: 52 on rank 1, 40 on rank 0"
+        assert error == "ValueError: ranks differ in records of training data: 52 on rank 1, 40 on rank 0"
     for error in failed["different_options"]:
-        assert "fit(validation_period=): Batch(value=3) on rank 1, and Batch(value=2) on rank 0" in error
+        assert "ranks differ in fit(validation_period=): Batch(value=3) on rank 1, Batch(value=2) on rank 0" in error
 
 
 def test_a_loader_that_ends_early_is_an_error_on_both(failed: Told) -> None:
     for error in failed["a_validation_that_ends_early"]:
-        assert "the validation loader gave 1 of its 2 batches" in error
+        assert "the validation loader ended after 1 of 2 batches" in error
 
 
 def test_a_part_of_the_model_that_is_called_alone_is_an_error_on_both(failed: Told) -> None:

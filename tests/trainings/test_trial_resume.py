@@ -68,7 +68,7 @@ def test_case_28_two_ranks_go_on_as_one_and_back(tmp_path: Path) -> None:
     for ranks, epochs in ((2, "2"), (1, "4"), (2, "6")):
         changed.env["EPOCHS"] = epochs
         changed.finish(ranks)
-    assert "the training goes on at record" not in changed.output
+    assert "it continues at record" not in changed.output
 
     def records(script: Restarted) -> list[float]:
         # two ranks report the mean of what each has drawn, one rank all of it
@@ -87,5 +87,5 @@ def test_case_28_two_ranks_go_on_as_one_and_back(tmp_path: Path) -> None:
 
     changed.env.update(EPOCHS="7", BATCH="16")
     changed.finish(1)
-    assert changed.output.count("the training goes on at record") == 1
+    assert changed.output.count("it continues at record") == 1
     assert "resuming on 1 rank(s) with 16 records a step a training of 2 rank(s) with 8" in changed.output
