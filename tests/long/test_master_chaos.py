@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from fast.master.test_chaos import SMALL, calm_course, check, disturbed
 from support import EXAMPLES, chaos_checks
 from support.chaos import Machine
+from support.master_records import RecordReader
 
 QUICKSTART = EXAMPLES / "quickstart" / "train.py"
 LARGE = {"name": "async_halving", "max_length": 9, "num_rungs": 3, "divisor": 3, "max_trials": 5}
@@ -31,11 +31,10 @@ def many(folder: Path, slots: int, calm: dict[str, Any] | None, count: int = 50)
     """Run disturbed experiments until the count of moments is reached."""
     moments: Counter[str] = Counter()
     first = seed = random.randrange(1 << 30)
-    kept = check(disturbed(folder / "undisturbed", slots, seed, LARGE, []), calm)  # with real processes, too
+    _, kept = disturbed(folder / "undisturbed", slots, seed, LARGE, [], check(calm))  # with real processes, too
     while moments.total() < count:
         seed += 1
-        m = disturbed(folder / f"{seed}", slots, seed, LARGE, some_kinds(seed, 6))
-        steps = check(m, calm)
+        m, steps = disturbed(folder / f"{seed}", slots, seed, LARGE, some_kinds(seed, 6), check(calm))
         assert calm is None or steps == kept, f"seed {seed}"
         moments += m.moments
     print(f"{moments.total()} moments on {slots} slot(s), seeds {first + 1} to {seed}: {dict(moments)}")
@@ -56,23 +55,23 @@ def test_5_moments_with_the_quickstart(tmp_path: Path) -> None:
     first = seed = random.randrange(1 << 30)
     while moments.total() < 5:
         seed += 1
-        m = disturbed(
+        m, _ = disturbed(
             tmp_path / f"{seed}",
             2,
             seed,
             {**SMALL, "max_length": {"epochs": 4}, "metric": "accuracy", "smaller_is_better": False},
             some_kinds(seed, 2),
+            _check_quickstart,
             script=QUICKSTART,
             longest=6.0,
             hyperparameters={"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -2}, "width": 8},
             environment={"environment_variables": ["OMP_NUM_THREADS=1"]},
         )
         moments += m.moments
-        chaos_checks.reading(m.home, lambda conn: _check_quickstart(conn, m))  # noqa: B023
     print(f"{moments.total()} moments with the quickstart, seeds {first + 1} to {seed}: {dict(moments)}")
 
 
-def _check_quickstart(conn: Connection, m: Machine) -> None:
-    chaos_checks.nothing_lost_or_doubled(conn, 1, m.moments["trial"])
-    chaos_checks.as_the_quickstart(conn, 1)
-    chaos_checks.steps_kept(conn, 1, m.saved, m.moments.total() * m.slots)
+async def _check_quickstart(m: Machine, reader: RecordReader) -> None:
+    await chaos_checks.nothing_lost_or_doubled(reader, m.moments["trial"])
+    await chaos_checks.as_the_quickstart(reader)
+    await chaos_checks.steps_kept(reader, m.saved, m.moments.total() * m.slots)

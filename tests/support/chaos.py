@@ -5,13 +5,13 @@ Only processes of this home are ever touched, each known by its id and its start
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import requests
+
 from det_core import client
 from det_core.errors import MasterError
 from det_core.master.engines._supervisor._tree import start_time
-from support import schema
+from support import chaos_checks, schema
 from support.leftovers import processes_of
+from support.master_records import RecordReader, parse_answer
 from support.processes import until
 
 TRIAL = Path(__file__).with_name("chaos_trial.py")
@@ -72,6 +75,7 @@ class Machine:
     Attributes:
         home: the home folder.
         saved: where checkpoints go.
+        tokens: the file to which ``chaos_trial`` adds the tokens of its allocations.
         master: the master's process, while it runs.
         seen: every process that was ever seen.
         moments: how many troubles of each kind there were while the experiment went on.
@@ -79,6 +83,7 @@ class Machine:
 
     def __init__(self, folder: Path, slots: int, chance: random.Random, script: Path) -> None:
         self.home, self.saved, self.context = folder / "home", folder / "saved", folder / "context"
+        self.tokens = folder / "tokens"
         self.slots, self.chance = slots, chance
         self.context.mkdir(parents=True)
         shutil.copy(script, self.context / "train.py")
@@ -87,6 +92,7 @@ class Machine:
         self.moments: Counter[str] = Counter()
         self._output = open(folder / "output.txt", "ab")  # noqa: SIM115
         self._session: client.Master | None = None
+        self._url = ""
 
     # The master.
 
@@ -107,8 +113,11 @@ class Machine:
     def start(self) -> None:
         """Start a master."""
         self.spawn()
-        url = until(self._listens)
-        self._session = client.connect(url, token=(self.home / "master" / "token").read_text().strip())
+        self._url = until(self._listens)
+        self._session = client.connect(self._url, token=self._user_token())
+
+    def _user_token(self) -> str:
+        return (self.home / "master" / "token").read_text().strip()
 
     def _listens(self) -> str | None:
         """Return the master's address, or None before it listens."""
@@ -200,22 +209,33 @@ class Machine:
     def ended(self, number: int) -> str:
         """Wait for its end, and until everything was put in order; returns its state."""
         state = self.experiment(number).wait()
-        until(lambda: not self._kept("checkpoints to look through"))
+        until(lambda: asyncio.run(chaos_checks.is_retained(self.reader(number))))
         until(lambda: not os.listdir(self.home / "master" / "allocations"))
         return state
 
-    def begun(self) -> int:
+    def begun(self, number: int) -> int:
         """Return the number of allocations so far."""
-        return int(self._one("select count(*) from allocations"))
+        return asyncio.run(self._begun(number))
 
-    def _kept(self, key: str) -> Any:
-        return json.loads(self._one("select value from key_values where key = ?", key) or "null")
+    async def _begun(self, number: int) -> int:
+        return sum(trial["trialRunId"] for trial in await self.reader(number).trials())
 
-    def _one(self, query: str, *given: str) -> Any:
-        """Return the first column of the query's first row in the master's database, or None."""
-        with contextlib.closing(sqlite3.connect(f"file:{self.home}/master/master.db?mode=ro", uri=True)) as conn:
-            row = conn.execute(query, given).fetchone()
-        return None if row is None else row[0]
+    def reader(self, number: int) -> RecordReader:
+        """Return a reader of the experiment's record."""
+        return RecordReader(self._get, self.home / "master" / "master.db", number)
+
+    async def _get(self, path: str) -> Any:
+        response = self._ask(path, self._user_token())
+        assert response.status_code == 200, response.text
+        return parse_answer(response.content)
+
+    def _ask(self, path: str, token: str) -> requests.Response:
+        return requests.get(f"{self._url}/api/v1/{path}", headers={"Authorization": f"Bearer {token}"})
+
+    def are_tokens_refused(self) -> bool:
+        """Return whether there were tokens of allocations, and none is valid any more."""
+        tokens = self.tokens.read_text().split()
+        return bool(tokens) and all(self._ask("me", token).status_code == 401 for token in tokens)
 
 
 @contextlib.contextmanager
@@ -300,8 +320,8 @@ def trouble(m: Machine, number: int, kinds: list[str], longest: float = 0.7) -> 
     fast the machine is, and then after ``longest`` seconds at most.
     """
     for kind in kinds:
-        begun = m.begun() + m.chance.randint(0, 2)
-        until(lambda begun=begun: m.begun() >= begun or not m.goes_on(number))
+        begun = m.begun(number) + m.chance.randint(0, 2)
+        until(lambda begun=begun: m.begun(number) >= begun or not m.goes_on(number))
         time.sleep(m.chance.uniform(0, longest))
         if not m.goes_on(number):
             return

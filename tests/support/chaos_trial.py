@@ -60,6 +60,8 @@ def main() -> None:
     """Train whatever the search asks for."""
     info = get_cluster_info()
     assert info is not None and info.trial is not None
+    with open(os.environ["CHAOS_TOKENS"], "a") as file:
+        file.write(f"{info.session_token}\n")
     with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         training = Training(ctx, info.trial.hparams["lr"])
         for op in ctx.searcher.operations():

@@ -6,23 +6,26 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastapi import FastAPI
 from sqlalchemy import Connection
 
-from det_core.config import Experiment
 from det_core.master._settings import MasterSettings
+from det_core.master.api import create_app
 from det_core.master.service import Service
-from det_core.master.store import Store, experiments, metrics, operations, searcher_events, trials
-from det_core.search import action_from_dict, create_search, event_from_dict
+from det_core.master.store import Store
 from support import schema
+from support.master_records import RecordReader, parse_answer
 from support.scripted_trials import Script, ScriptedTrials, Trial
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
 
 T = TypeVar("T")
+TOKEN = "the-user's-own-secret-token"
 
 
 class DyingStore:
@@ -152,13 +155,17 @@ class Bench:
         created = await self.service.create_experiment(text)
         return created["experiment"]["id"]
 
+    def reader(self, experiment_id: int) -> RecordReader:
+        """Return a reader of an experiment's record."""
+        return RecordReader(partial(ask_app, self.service), self.settings.home / "master.db", experiment_id)
+
     async def record(self, experiment_id: int) -> dict[str, Any]:
         """Return the record of an experiment in a form that two runs can be compared by."""
-        return await self.store.read(lambda conn: record(conn, experiment_id))
+        return await self.reader(experiment_id).record()
 
     async def check_replay(self, experiment_id: int) -> None:
         """Make sure that the recorded events give the recorded decisions, and that nothing is lost or doubled."""
-        await self.store.read(lambda conn: check_replay(conn, experiment_id))
+        await self.reader(experiment_id).check_replay()
 
 
 @asynccontextmanager
@@ -209,47 +216,32 @@ async def train(trial: Trial) -> int:
     return 0
 
 
-def record(conn: Connection, experiment_id: int) -> dict[str, Any]:
-    """Return the parts of an experiment that no disturbance may change: its course, without times and run numbers."""
-    row = experiments.get(conn, experiment_id)
-    assert row is not None
-    return {
-        "state": row.state,
-        "events": [(e.event, e.actions) for e in searcher_events.after(conn, experiment_id)],
-        "trials": [
-            {
-                "request": t.request_id,
-                "state": t.state,
-                "hparams": t.hparams,
-                "seed": t.seed,
-                "restarts": t.restarts,
-                "operations": [(o.length, o.completed, o.metric) for o in operations.of_trial(conn, t.id)],
-                "metrics": {
-                    group: [(m.steps_completed, m.metrics) for m in metrics.series(conn, t.id, group, limit=None)]
-                    for group in ("training", "validation")
-                },
-            }
-            for t in trials.of_experiment(conn, experiment_id)
-        ],
+@cache
+def _app() -> FastAPI:
+    return create_app(None, TOKEN)  # type: ignore[arg-type]  # each request has the service of its bench
+
+
+async def ask_app(service: Service, path: str) -> Any:
+    """Return what the master's API answers to a GET, as :class:`RecordReader` wants it; there are no sockets."""
+    app, sent = _app(), []
+    app.state.service = service
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": f"/api/v1/{path}",
+        "query_string": query.encode(),
+        "headers": [(b"authorization", f"Bearer {TOKEN}".encode())],
     }
 
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b""}
 
-def check_replay(conn: Connection, experiment_id: int) -> None:
-    """See :meth:`Bench.check_replay`."""
-    row = experiments.get(conn, experiment_id)
-    assert row is not None
-    spec = Experiment(row.config)
-    search = create_search(spec.searcher, spec.hyperparameters, spec.seed)
-    created, given = [], []
-    for kept in searcher_events.after(conn, experiment_id):
-        actions = [action_from_dict(a) for a in kept.actions or ()]
-        assert search.handle(event_from_dict(kept.event)) == actions, f"event {kept.ordinal} is decided otherwise"
-        created += [a["request_id"] for a in kept.actions or () if a["kind"] == "create"]
-        given += [(a["request_id"], a["length"]) for a in kept.actions or () if a["kind"] == "train_to"]
-    found = trials.of_experiment(conn, experiment_id)
-    assert [t.request_id for t in found] == created
-    kept_operations = [(t.request_id, o.length) for t in found for o in operations.of_trial(conn, t.id)]
-    assert sorted(kept_operations) == sorted(given)
-    for trial in found:
-        steps = [m.steps_completed for m in metrics.series(conn, trial.id, "training", limit=None)]
-        assert steps == list(range(1, len(steps) + 1)), f"trial {trial.id} has the steps {steps}"
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    text = b"".join(message.get("body", b"") for message in sent)
+    assert sent[0]["status"] == 200, text
+    return parse_answer(text)

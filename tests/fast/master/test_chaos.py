@@ -1,19 +1,21 @@
 """Pauses, ``kill -9`` of trials, of supervisors, of the master and of everything at once: the search goes on.
 
-Real masters, engines and scripts. What must be so at the end is read from the master's store.
+Real masters, engines and scripts. What must be so at the end is asked of the master.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
-
-from sqlalchemy import Connection
+from typing import Any, TypeVar
 
 from support import chaos_checks
 from support.chaos import TRIAL, Machine, machine, trouble
+from support.master_records import RecordReader
 from support.mastered import bench, config_of, train
+
+T = TypeVar("T")
 
 SMALL = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 3}
 
@@ -22,6 +24,7 @@ def config(m: Machine, searcher: dict[str, Any], **more: Any) -> dict[str, Any]:
     keep = {"save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 1}
     given = {
         "entrypoint": "python train.py",
+        "environment": {"environment_variables": [f"CHAOS_TOKENS={m.tokens}"]},
         "max_restarts": 1000,
         "checkpoint_storage": {"type": "directory", "container_path": str(m.saved), **keep},
         **more,
@@ -36,7 +39,7 @@ def calm_course(folder: Path, searcher: dict[str, Any]) -> dict[str, Any]:
         async with bench(folder, train) as b:
             number = await b.create(searcher)
             assert await b.ended(number) == "COMPLETED"
-            return await b.store.read(lambda conn: chaos_checks.course(conn, number))
+            return await chaos_checks.course(b.reader(number))
 
     folder.mkdir()
     return asyncio.run(work())
@@ -48,12 +51,13 @@ def disturbed(
     seed: int,
     searcher: dict[str, Any],
     kinds: list[str],
+    look: Callable[[Machine, RecordReader], Awaitable[T]],
     *,
     script: Path = TRIAL,
     longest: float = 0.7,
     **more: Any,
-) -> Machine:
-    """Run an experiment with troubles, ``longest`` seconds apart at most.
+) -> tuple[Machine, T]:
+    """Run an experiment with troubles, ``longest`` seconds apart at most; at its end, ``look`` at its record.
 
     Afterwards the master is stopped, and no process left.
     """
@@ -62,6 +66,7 @@ def disturbed(
         try:
             trouble(m, number, kinds, longest)
             assert m.ended(number) == "COMPLETED"
+            found = asyncio.run(look(m, m.reader(number)))
         except BaseException:
             print(f"seed {seed}: {dict(m.moments)}\n{m.last_words()}")
             raise
@@ -69,34 +74,35 @@ def disturbed(
         left = m.processes() | {process for process in m.seen if process.alive}
         assert not left, f"seed {seed}: processes outlive the experiment: {left}"
         print(f"seed {seed}, {slots} slot(s): {dict(m.moments)}")
-        return m
+        return m, found
 
 
-def check(m: Machine, calm: dict[str, Any] | None) -> dict[str, list[int]]:
-    """Check that nothing is lost, doubled or damaged, and that the course is the calm one.
+def check(
+    calm: dict[str, Any] | None,
+) -> Callable[[Machine, RecordReader], Awaitable[dict[str, list[int]]]]:
+    """Return what checks that nothing is lost, doubled or damaged, and that the course is the calm one.
 
-    Return the steps of the checkpoints kept.
+    It returns the steps of the checkpoints kept.
     """
 
-    def look(conn: Connection) -> dict[str, list[int]]:
-        chaos_checks.nothing_lost_or_doubled(conn, 1, m.moments["trial"])
-        chaos_checks.as_scripted(conn, 1)
-        chaos_checks.whole_logs(conn, 1)
+    async def look(m: Machine, reader: RecordReader) -> dict[str, list[int]]:
+        await chaos_checks.nothing_lost_or_doubled(reader, m.moments["trial"])
+        await chaos_checks.as_scripted(reader)
+        await chaos_checks.whole_logs(reader)
+        assert m.are_tokens_refused()
         if calm is not None:
-            assert chaos_checks.course(conn, 1) == calm
-        return chaos_checks.steps_kept(conn, 1, m.saved, m.moments.total() * m.slots)
+            assert await chaos_checks.course(reader) == calm
+        return await chaos_checks.steps_kept(reader, m.saved, m.moments.total() * m.slots)
 
-    return chaos_checks.reading(m.home, look)
+    return look
 
 
 def test_some_moments_on_one_slot(tmp_path: Path) -> None:
     calm = calm_course(tmp_path / "calm", SMALL)
-    m = disturbed(tmp_path / "disturbed", 1, 1, SMALL, ["trial", "reboot", "pause"], longest=0.3)
-    check(m, calm)
+    m, _ = disturbed(tmp_path / "disturbed", 1, 1, SMALL, ["trial", "reboot", "pause"], check(calm), longest=0.3)
     assert m.moments.total() == 3
 
 
 def test_some_moments_on_two_slots(tmp_path: Path) -> None:
-    m = disturbed(tmp_path / "disturbed", 2, 2, SMALL, ["master", "trial"], longest=0.3)
-    check(m, None)
+    m, _ = disturbed(tmp_path / "disturbed", 2, 2, SMALL, ["master", "trial"], check(None), longest=0.3)
     assert m.moments.total() >= 1
