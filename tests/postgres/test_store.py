@@ -27,10 +27,10 @@ from fast.master.store.test_metrics_reported import (
     test_the_best_validations_of_an_experiment,
 )
 from fast.master.store.test_migrate import (
-    test_a_newer_schema_is_refused,
-    test_a_step_that_fails_leaves_nothing,
-    test_an_empty_database_gets_the_newest_schema_by_the_steps,
-    test_the_migrations_make_what_the_code_says,
+    test_database_without_its_version_is_refused,
+    test_empty_database_gets_newest_schema,
+    test_newer_schema_is_refused_with_version_that_wrote_it,
+    test_schema_that_fails_leaves_nothing,
 )
 from fast.master.store.test_reports import (
     test_a_checkpoint_is_registered_once,

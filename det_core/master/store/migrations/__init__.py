@@ -1,4 +1,4 @@
-"""How the schema has changed: one file a step in ``versions``, run by alembic in the transaction that opens a store."""
+"""Steps of the schema: a file each in ``versions``, run by alembic in the transaction that opens an older database."""
 
 HEAD = "0001"
 """The newest step."""
