@@ -22,7 +22,7 @@ examples:
 The script is one run, by the id that is printed. It is asked to save before each time limit, and goes on in the next
 job until it is done. DET_CORE_HOME is a folder that all nodes see."""
 _SLURM_OPTIONS = ("partition", "account", "qos", "time", "gpus-per-node", "cpus-per-task", "mem", "constraint")
-_RUN = "a run's id, the beginning of one, a chain's name, or `latest`"
+_RUN = "a run's id, the beginning of one, a chain's name, a job's id, or `latest`"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +119,9 @@ def _submit(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _print_script(args)
     chain = submit(_home(), _read_options(args), args.env)
-    print(f"submitted job {', '.join(chain.submitted)} ({chain.name})")
+    first, *others = chain.submitted
+    more = f" and {len(others)} more" if others else ""
+    print(f"submitted job {first}{more} ({chain.name})")
     print(f"run {chain.run_id} in {chain.run_path}")
     print(f"log {chain.log(chain.submitted[0])}")
     print(f"to watch it: det-core slurm logs -f {chain.run_id}")

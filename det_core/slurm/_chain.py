@@ -149,14 +149,14 @@ def list_chains(home: Path) -> list[Chain]:
 
 
 def find_chain(home: Path, run_id: str) -> Chain:
-    """Return the chain of a run: by the run's ID or its beginning, the chain's name, or ``latest``.
+    """Return the chain of a run: by the run's ID or its beginning, the chain's name, a job's ID, or ``latest``.
 
     Raises:
         RunNotFound: If no run or several have this ID.
         ValueError: If the run has no chain.
     """
     for chain in list_chains(home):
-        if run_id in ("latest", chain.name, chain.name.rpartition(".")[0]):
+        if run_id in ("latest", chain.name, *chain.submitted):
             return chain
     path = RunFolder.open(home, run_id).path
     found = chain_of_run(path)

@@ -120,6 +120,8 @@ class Job:
         while not self._is_followed and not self._is_refused:
             time.sleep(RETRY_INTERVAL)
             self._ask_controller()
+        if self._is_followed:
+            print_notice("the next job of the chain resumes the run")  # not the user, as the script's last line says
         return status
 
     def cancel_next(self) -> None:

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from det_core.slurm._commands import CANCELLED, PREEMPTION
 
-NOT_BEGUN = "not begun"
+NOT_BEGUN = "before core.init()"
 """State of the run after a job whose script never started it."""
 LOST = "lost"
 """Cause of an end that the job could not record: its node died, or its program was killed."""
@@ -79,7 +79,7 @@ def decide(jobs: Sequence[JobRecord], max_jobs: int) -> str:
     if last.failure and [job.failure for job in stalled[:2]] == [last.failure] * 2:
         return f"failed ({last.failure}; 2 times in a row without a newer checkpoint)"
     if last.status == 0 and not last.failure and not last.stop and last.state not in _GOES_ON:
-        return f"done ({last.state})".replace(NOT_BEGUN, "the script began no run")
+        return f"done ({last.state})"
     if sum(not job.stop.startswith(_UNCOUNTED) for job in stalled) >= MAX_STALLED:
         return f"failed ({MAX_STALLED} jobs in a row left no newer checkpoint)"
     if len(jobs) >= max_jobs:

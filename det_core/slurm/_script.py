@@ -74,16 +74,33 @@ class JobOptions:
     chain: int = 0
 
     def check(self) -> None:
-        """Raise ValueError if the options contradict each other."""
+        """Raise ValueError if an option is invalid, or contradicts another one."""
         for name in self.slurm:
             if name in _OWN:
                 raise ValueError(f"--sbatch {name}: the chain sets it itself, or has an option of its own for it")
         longest = parse_limit(self.slurm.get("time", "")) / 3
-        if self.stop_before and self.stop_before > longest:
+        if self.stop_before is not None and not 0 < self.stop_before <= longest:
             raise ValueError(
-                f"--stop-before {self.stop_before:g}: expected at most a third of --time, {longest:g} s, "
-                "as the rest is all that a job trains"
+                f"--stop-before {self.stop_before:g}: expected more than 0 and at most a third of --time, "
+                f"{longest:g} s, as the rest is all that a job trains"
             )
+        if self.max_jobs < 1:
+            raise ValueError(f"--max-jobs {self.max_jobs}: expected at least 1")
+        for line in self.setup:
+            if re.fullmatch(r"\S+\.sh", line) and not Path(line).is_file():
+                raise ValueError(f"--setup {line}: no such file")
+
+    def check_command(self) -> None:
+        """Raise ValueError if the command cannot run here; with a setup, which may bring it, anything goes."""
+        if self.setup:
+            return
+        program, *arguments = self.command
+        if shutil.which(program) is None and self.full_command[0] == program:
+            advice = "if the nodes have it, say how by --setup"
+            raise ValueError(f"cannot run {program!r}: not an executable here; {advice}")
+        script = next((word for word in arguments if not word.startswith("-")), "")
+        if Path(program).name.startswith("python") and script.endswith(".py") and not Path(script).exists():
+            raise ValueError(f"cannot run {os.path.abspath(script)}: no such file")
 
     @property
     def chain_name(self) -> str:
@@ -113,11 +130,12 @@ def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Ch
         variables: see :func:`environment_file`.
 
     Raises:
-        ValueError: If options contradict each other.
+        ValueError: If the options are invalid, or the command is not there.
         SlurmError: If sbatch refuses, in its words; nothing is left then.
         RunError: If the run's directory cannot be made.
     """
     options.check()
+    options.check_command()
     environment = environment_file(changed_environment({}), variables)
     chain = Chain.create(home, options.chain_name, options.command)
     try:
@@ -175,10 +193,11 @@ def environment_file(variables: Mapping[str, str], added: Sequence[str] = ()) ->
 
 
 def parse_limit(text: str) -> float:
-    """Return a time limit in seconds: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite if it is none of them."""
+    """Return a time limit in seconds: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S; infinite if it is 0 or none of them."""
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
     units = [3600, 60, 1] if dash or len(parts) == 3 else [60, 1]
     with suppress(ValueError):  # as of UNLIMITED
-        return 86400.0 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
+        limit = 86400.0 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
+        return limit or math.inf
     return math.inf

@@ -25,8 +25,11 @@ def describe(chain: Chain, listed: Sequence[QueuedJob] | None) -> dict[str, Any]
     ``state`` is in Slurm's words as long as it has jobs, ``seconds`` the time that they have run, and ``advice`` what
     to do where the chain does not go on by itself.
     """
-    queued = chain.own(listed or ())
-    state = chain.end or "; ".join(map(str, queued))
+    queued = sorted(chain.own(listed or ()), key=lambda job: job.is_pending)
+    waiting = [job for job in queued if job.is_pending]
+    state = chain.end or "; ".join(map(str, queued[: len(queued) - len(waiting) + 1]))
+    if len(waiting) > 1 and not chain.end:  # by --chain, each behind the one before
+        state += f" and {len(waiting) - 1} more"
     advice = ""
     if not state and listed is None:
         state = "unknown"

@@ -31,7 +31,7 @@ STALLS = "failed (3 jobs in a row left no newer checkpoint)"
         ([JobRecord("stopped", 0)], "done (stopped)"),
         ([JobRecord("unclosed", 0)], "done (unclosed)"),
         ([JobRecord("incomplete", 0, "time limit", is_newer=True)], GOES_ON),
-        ([JobRecord(NOT_BEGUN, 0)], "done (the script began no run)"),
+        ([JobRecord(NOT_BEGUN, 0)], "done (before core.init())"),
         ([JobRecord(NOT_BEGUN, 0, "time limit")], GOES_ON),
         ([JobRecord(NOT_BEGUN, 127)], "failed (status 127; no checkpoint to go on from)"),
         ([JobRecord("preempted", 0, CANCELLED, is_newer=True)], "cancelled"),

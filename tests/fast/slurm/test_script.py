@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core.slurm import JobOptions, batch_file
+from det_core.slurm import JobOptions, batch_file, submit
 from det_core.slurm._script import environment_file, parse_limit
 
 TORCH = f"{sys.executable} -m det_core.launch.torch_distributed"
@@ -21,7 +21,7 @@ TRAIN = ["python", "train.py", "--lr", "0.1"]
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 5400), ("1:30", 90), ("4:00:00", 14400), ("2-0", 172800), ("1-1:30", 91800), ("1-0:0:5", 86405),
-     ("UNLIMITED", math.inf), ("", math.inf)],
+     ("0", math.inf), ("UNLIMITED", math.inf), ("", math.inf)],
 )  # fmt: skip
 def test_parse_limit_reads_every_form_of_slurm(text: str, seconds: float) -> None:
     assert parse_limit(text) == seconds
@@ -54,11 +54,30 @@ def test_full_command_has_a_launcher_where_there_are_several_ranks(
     [
         (JobOptions(TRAIN, {"output": "x"}), "--sbatch output: the chain sets it itself"),
         (JobOptions(TRAIN, {"time": "10"}, stop_before=201), "at most a third of --time, 200 s"),
+        (JobOptions(TRAIN, stop_before=0), "--stop-before 0: expected more than 0"),
+        (JobOptions(TRAIN, max_jobs=0), "--max-jobs 0: expected at least 1"),
+        (JobOptions(TRAIN, setup=["modules.sh"]), "--setup modules.sh: no such file"),
+        (JobOptions(["pyhton", "train.py"]), "cannot run 'pyhton': not an executable here"),
+        (JobOptions(["python", "-u", "nothere.py"]), "nothere.py: no such file"),
     ],
 )
-def test_check_refuses_options_that_contradict_each_other(options: JobOptions, message: str) -> None:
+def test_submit_refuses_what_cannot_work_and_makes_nothing(home: Path, options: JobOptions, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        options.check()
+        submit(home, options)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("nothere.py", {"nodes": 2}),  # by a launcher, which takes a script alone
+        ("python nothere.py", {"setup": ["cd /elsewhere"]}),
+        ("python -m train nothere.py", {}),
+        ("env python nothere.py", {}),
+    ],
+)
+def test_check_command_accepts_what_may_be_on_the_nodes_alone(command: str, options: dict[str, object]) -> None:
+    JobOptions(command.split(), **options).check_command()  # type: ignore[arg-type]
 
 
 def test_batch_file_is_a_shell_script_with_the_options_of_sbatch(tmp_path: Path) -> None:

@@ -32,9 +32,11 @@ def queued(chain: Chain) -> list[QueuedJob]:
 
 def test_describe_shows_what_slurm_says_of_the_jobs(chain: Chain) -> None:
     view = describe(chain, queued(chain))
-    state = "9 PENDING (Dependency); 8 RUNNING node2"
+    state = "8 RUNNING node2; 9 PENDING (Dependency)"
     assert (view["state"], view["jobs"], view["advice"]) == (state, ["7", "8"], "")
     assert describe(chain, None)["state"] == "unknown"
+    later = [QueuedJob(job, "PENDING", "Dependency", "", "N/A", chain.name) for job in ("10", "11")]
+    assert describe(chain, [*queued(chain), *later])["state"] == f"{state} and 2 more"
 
 
 def test_describe_of_a_chain_without_jobs_says_how_to_go_on(chain: Chain) -> None:
@@ -52,10 +54,12 @@ def test_save_of_the_end_removes_the_environment(chain: Chain) -> None:
     assert {path.stat().st_mode & 0o077 for path in [chain.folder, *chain.folder.iterdir()]} == {0}
 
 
-def test_find_chain_takes_id_name_or_latest(chain: Chain, home: Path) -> None:
-    for name in ("latest", chain.run_id, chain.run_id[:17], chain.name, "fit"):
+def test_find_chain_takes_id_name_job_or_latest(chain: Chain, home: Path) -> None:
+    chain.write("submitted", b"7 8")
+    for name in ("latest", chain.run_id, chain.run_id[:17], chain.name, "8"):
         assert find_chain(home, name).folder == chain.folder
-    with pytest.raises(RunNotFound):
-        find_chain(home, "x")
+    for name in ("x", "fit"):  # the name of a script, of which there may be several chains
+        with pytest.raises(RunNotFound):
+            find_chain(home, name)
     with pytest.raises(ValueError, match="has no chain of Slurm jobs"):
         find_chain(home, RunFolder.create(home, name="bare").run_id)
