@@ -133,14 +133,12 @@ class Optuna(Concurrent):
 
 
 class Custom(Searcher):
-    """Your own method: a class, which also gets all other keys, or a program that talks to the master."""
+    """Your own method: a class, which also gets all other keys."""
 
     model_config = ConfigDict(extra="allow")
 
     name: Literal["custom"]
-    class_: ClassName | None = key(
-        None, "`module:Class`; without one, a program outside steers the search", alias="class"
-    )
+    class_: ClassName = key(..., "`module:Class`", alias="class")
     unit: Literal["batches", "records", "epochs"] | None = key(None, "unit of lengths")
 
 

@@ -1,4 +1,4 @@
-"""User-defined search methods: a Python class, or a program that sends its decisions over HTTP."""
+"""User-defined search methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from det_core.errors import SearchError
-from det_core.search._events import JSON, Action, Close, Create, Event, Posted, Shutdown, Stop, TrainTo
+from det_core.search._events import JSON, Action, Close, Create, Event, Shutdown, Stop, TrainTo
 from det_core.search._search import Search, Trial
 
 logger = logging.getLogger("det_core.search")
@@ -83,48 +83,8 @@ class SearchMethod(ABC):
         return None
 
 
-class _CheckedSearch(Search):
-    """Search whose decisions come from outside, and may be invalid."""
-
-    _source: str
-    """Origin of the decisions, for messages."""
-
-    def _validated(self, actions: Iterable[Action]) -> Iterator[Action]:
-        """Yield the actions, without those for trials that are over.
-
-        Raises:
-            SearchError: If an action is for an unknown trial, creates one twice, or gives an impossible length.
-        """
-        for action in actions:
-            if isinstance(action, Create):
-                if action.request_id in self._trials:
-                    raise SearchError(f"{self._source} created trial {action.request_id} twice")
-            elif isinstance(action, (TrainTo, Close, Stop)):
-                trial = self._trials.get(action.request_id)
-                if trial is None:
-                    raise SearchError(f"{self._source} decided on trial {action.request_id}, which it has not created")
-                # The decision may have been on its way when the trial exited, which is not a mistake of the method.
-                if trial.exited is not None:
-                    continue
-                if isinstance(action, TrainTo):
-                    self._check_length(action, trial)
-            yield action
-
-    def _check_length(self, action: TrainTo, trial: Trial) -> None:
-        where = f"{self._source} made trial {action.request_id} train to {action.length}"
-        if trial.closed:
-            raise SearchError(f"{where} after closing it")
-        if trial.length is not None:
-            raise SearchError(f"{where} before it completed {trial.length}")
-        if action.length <= trial.done:
-            raise SearchError(f"{where} after it completed {trial.done}: lengths count from the trial's start")
-
-    def _fraction_done(self) -> float:
-        return self._exits.total() / max(len(self._trials), 1)
-
-
-class CustomSearch(_CheckedSearch):
-    """Search whose decisions a :class:`SearchMethod` makes."""
+class CustomSearch(Search):
+    """Search whose decisions, which may be invalid, a :class:`SearchMethod` makes."""
 
     def __init__(
         self, searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, cls: type[SearchMethod]
@@ -174,28 +134,45 @@ class CustomSearch(_CheckedSearch):
     def _fraction_done(self) -> float:
         fraction = self._method.progress()
         if fraction is None:
-            return super()._fraction_done()
+            return self._exits.total() / max(len(self._trials), 1)
         return fraction
 
+    def _validated(self, actions: Iterable[Action]) -> Iterator[Action]:
+        """Yield the actions, without those for trials that are over.
 
-class RemoteSearch(_CheckedSearch):
-    """Search whose decisions, its end included, are made elsewhere and arrive as :class:`Posted`."""
+        Raises:
+            SearchError: If an action is for an unknown trial, creates one twice, or gives an impossible length.
+        """
+        for action in actions:
+            if isinstance(action, Create):
+                if action.request_id in self._trials:
+                    raise SearchError(f"{self._source} created trial {action.request_id} twice")
+            elif isinstance(action, (TrainTo, Close, Stop)):
+                trial = self._trials.get(action.request_id)
+                if trial is None:
+                    raise SearchError(f"{self._source} decided on trial {action.request_id}, which it has not created")
+                # The method need not remember which trials have exited.
+                if trial.exited is not None:
+                    continue
+                if isinstance(action, TrainTo):
+                    self._check_length(action, trial)
+            yield action
 
-    event_kinds = frozenset({"started", "trial_created", "completed", "validated", "progress", "exited", "posted"})
-    _ends_with_its_trials = False
-    _source = "the search outside the master"
-
-    def _decide(self, event: Event) -> Iterator[Action]:
-        return self._validated(event.actions if isinstance(event, Posted) else ())
+    def _check_length(self, action: TrainTo, trial: Trial) -> None:
+        where = f"{self._source} made trial {action.request_id} train to {action.length}"
+        if trial.closed:
+            raise SearchError(f"{where} after closing it")
+        if trial.length is not None:
+            raise SearchError(f"{where} before it completed {trial.length}")
+        if action.length <= trial.done:
+            raise SearchError(f"{where} after it completed {trial.done}: lengths count from the trial's start")
 
 
 def custom_search(
     searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, folder: str | None
 ) -> Search:
-    """Return a search by the class that ``searcher.class`` names, or by a program outside if it names none."""
-    if searcher.get("class") is None:
-        return RemoteSearch(searcher, hyperparameters, seed)
-    return CustomSearch(searcher, hyperparameters, seed, _find_class(searcher["class"], folder))
+    """Return a search by the class that ``searcher.class`` names."""
+    return CustomSearch(searcher, hyperparameters, seed, _find_class(searcher.get("class"), folder))
 
 
 def _find_class(name: Any, folder: str | None) -> type[SearchMethod]:

@@ -85,14 +85,6 @@ class Exited(Recordable):
 
 
 @dataclass(frozen=True, slots=True)
-class Posted(Recordable):
-    """Actions that a search outside the master has sent (wire contract 12.8)."""
-
-    kind: ClassVar[str] = "posted"
-    actions: tuple[Action, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Create(Recordable):
     """Request for a new trial: ``request_id`` is its ID in the search, a UUID; its seed is from 0 to 2**31 - 1."""
 
@@ -144,7 +136,7 @@ class Shutdown(Recordable):
     cancel: bool = False
 
 
-Event = Started | TrialCreated | Completed | Validated | Progress | Exited | Posted
+Event = Started | TrialCreated | Completed | Validated | Progress | Exited
 """Any event of a search."""
 Action = Create | TrainTo | Close | Stop | SetProgress | Shutdown
 """Any action of a search."""
@@ -173,8 +165,6 @@ def action_from_dict(data: Mapping[str, Any]) -> Action:
 def _to_plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return encode_nonfinite(value)
-    if isinstance(value, tuple):
-        return [action.to_dict() for action in value]
     return value
 
 
@@ -189,6 +179,4 @@ def _from_dict(kinds: Mapping[str, type[Recordable]], data: Mapping[str, Any], w
     # A metric that is not finite is a string in the record; float() reads it back.
     for name in values.keys() & {"metric", "progress"}:
         values[name] = float(values[name])
-    if cls is Posted:
-        values["actions"] = tuple(map(action_from_dict, values["actions"]))
     return cls(**values)

@@ -24,7 +24,6 @@ from det_core.search._events import (
     Create,
     Event,
     Exited,
-    Posted,
     Progress,
     SetProgress,
     Shutdown,
@@ -79,8 +78,6 @@ class Search(ABC):
 
     event_kinds: frozenset[str] = frozenset({"started", "completed", "exited"})
     """Kinds of events that affect its decisions; others need not be recorded, nor sent."""
-    _ends_with_its_trials = True
-    """Whether it is over when all trials are and none was created."""
 
     def __init__(self, searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int) -> None:
         """Initialize a search before its first event; use :func:`create_search`."""
@@ -121,7 +118,7 @@ class Search(ABC):
             # Before the next one is decided: a method reads the state that its own actions made.
             self._apply_action(event, action)
             actions.append(action)
-        if isinstance(event, Exited) and self._ends_with_its_trials and not self._over:
+        if isinstance(event, Exited) and not self._over:
             count = len(self._trials)
             if self._exits.total() >= count:
                 end = Shutdown(failure=self._exits["errored"] >= count, cancel=self._exits["canceled"] >= count)
@@ -228,11 +225,6 @@ class Search(ABC):
             is_new = not self._started
             self._started = True
             return is_new
-        if isinstance(event, Posted):
-            if event.kind not in self.event_kinds:
-                name = self._searcher["name"]
-                raise SearchError(f"the search {name!r} decides by itself: no operations can be sent to it")
-            return True
         trial = self._trial(event.request_id)
         target_length = trial.length
         if not self._update_trial(event, trial) or event.kind not in self.event_kinds:

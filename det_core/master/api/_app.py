@@ -14,7 +14,6 @@ from det_core.master.api import (
     _changes,
     _checkpoints,
     _control,
-    _custom_search,
     _experiments,
     _master,
     _operations,
@@ -44,7 +43,6 @@ _PARTS = (
     _control,
     _tasks,
     _unmanaged,
-    _custom_search,
     _alerts,
     _master,
 )

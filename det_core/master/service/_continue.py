@@ -81,7 +81,7 @@ def _reopen(conn: Connection, experiment_id: int, spec: Experiment) -> None:
         for trial in trials.of_experiment(conn, experiment_id):
             _revive(conn, trial, closed=False, reopened=False)
     else:
-        _reopen_some(conn, experiment_id, spec)
+        _reopen_some(conn, experiment_id)
     experiments.change(
         conn,
         experiment_id,
@@ -108,7 +108,7 @@ def _heard(conn: Connection, experiment_id: int) -> _Heard:
     return _Heard(exited, any(a["kind"] == Shutdown.kind for row in rows for a in row.actions or ()))
 
 
-def _reopen_some(conn: Connection, experiment_id: int, spec: Experiment) -> None:
+def _reopen_some(conn: Connection, experiment_id: int) -> None:
     """Revive the trials that have something left to train."""
     heard = _heard(conn, experiment_id)
     given = operations.current_of_experiment(conn, experiment_id)
@@ -116,9 +116,7 @@ def _reopen_some(conn: Connection, experiment_id: int, spec: Experiment) -> None
     for trial in trials.of_experiment(conn, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
         seen = heard.over or trial.request_id in heard.exited
         last = given.get(trial.id)
-        if seen and (
-            last.completed if last is not None else spec.searcher["name"] == "custom" and not spec.searcher.get("class")
-        ):
+        if seen and last is not None and last.completed:
             continue
         _revive(conn, trial, closed=trial.closed or seen, reopened=seen)
         some = True

@@ -108,7 +108,7 @@ class LiveTrial:
         """Whether it has something to train: an operation that is not done, or none to go by, until it ends."""
         if self.stopped:
             return False
-        return self.experiment.free if self.length is None else not self.completed
+        return self.length is None or not self.completed
 
     @property
     def spent(self) -> bool:
@@ -151,12 +151,6 @@ class LiveExperiment:
 
     def __post_init__(self) -> None:
         self.measured = Measured(self.spec.metric)
-
-    @property
-    def free(self) -> bool:
-        """Whether a trial without an operation trains until it ends; else, as of a search elsewhere, it waits."""
-        searcher = self.spec.searcher
-        return bool(searcher["name"] != "custom" or searcher.get("class"))
 
     @property
     def alive(self) -> bool:

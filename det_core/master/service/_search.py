@@ -53,7 +53,6 @@ def record(hub: Hub, tx: Transaction, experiment: LiveExperiment, event: Event, 
     """Keep an event with the decisions taken: they are all that a search is recovered from."""
     experiment.events += 1
     tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
-    tx.then(hub.news.tell, ("search", experiment.id))
 
 
 def _carry_out(hub: Hub, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:

@@ -19,7 +19,6 @@ from det_core.master.service import (
     _patch,
     _peers,
     _queries,
-    _remote,
     _reports,
     _retention,
     _searches,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from det_core.master.engines import Engine
     from det_core.master.service._views import (
         CheckpointView,
-        EventView,
         ExperimentView,
         LogPage,
         MetricView,
@@ -317,22 +315,6 @@ class Service:
         if row is None:
             raise NotFound(f"there is no task {task_id}")
         return await _searches.context(self._hub, row.experiment_id)
-
-    async def searcher_events(self, experiment_id: int, timeout: float) -> list[EventView]:
-        """For a searcher that runs elsewhere (§12.8): events not answered yet; waits ``timeout`` seconds for one."""
-        return await _remote.events(self._hub, experiment_id, timeout)
-
-    async def searcher_operations(
-        self, experiment_id: int, triggered_by: int | None, operations: Sequence[Mapping[str, Any]]
-    ) -> None:
-        """Take the decisions of a searcher that runs elsewhere (§12.8).
-
-        Args:
-            experiment_id: its experiment, whose searcher is ``custom``.
-            triggered_by: the id of the event that they answer; it and those before it are done with.
-            operations: as on the wire, in camelCase: ``createTrial``, ``trialOperation``, ….
-        """
-        await _remote.operations(self._hub, experiment_id, triggered_by, operations)
 
     # what was recorded
 

@@ -176,13 +176,6 @@ class SearchView(TypedDict):
     trials_closed: int
 
 
-class EventView(TypedDict):
-    """An event for a searcher that runs elsewhere (§12.8): ``id`` and one other key, which names its kind."""
-
-    id: int
-    event: dict[str, Any]
-
-
 class RendezvousView(TypedDict):
     """Where the peers of an allocation are, in the order of their ranks (§6)."""
 

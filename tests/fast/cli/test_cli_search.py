@@ -155,8 +155,8 @@ def test_a_custom_method_beside_the_file_is_run(
 
 
 def test_what_cannot_be_previewed_is_an_error(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "preview", config({"name": "custom", "metric": "loss"})]) == 1
-    assert "steered by a program outside" in capsys.readouterr().err
+    assert main(["search", "preview", config({"name": "custom", "metric": "loss"})]) == 2
+    assert "searcher.class: missing" in capsys.readouterr().err
     assert main(["search", "preview", config({"name": "random", "metric": "loss"}), "--config", "max_restarts=x"]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("det-core: error: ") and second.startswith("det-core: error: ")

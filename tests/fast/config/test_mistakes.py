@@ -149,6 +149,7 @@ def test_parse_with_unknown_key_suggests_nearest(changes: dict[str, Any], line: 
             {"searcher": {"name": "optuna", "metric": "a", "max_trials": 2, "sampler": "gpp"}},
             ".sampler is 'gpp': should be one of tpe, gp, cmaes, random, qmc, nsgaii; did you mean gp?",
         ),
+        ({"searcher": {"name": "custom", "metric": "a"}}, ".class: missing"),
         (
             {"searcher": {"name": "custom", "metric": "a", "class": "nowhere"}},
             ".class is 'nowhere': should be a text of the form module:Class",

@@ -68,7 +68,7 @@ searchers = st.one_of(
         {"name": st.just("adaptive_asha"), **common, **trials, "time_metric": words, "max_time": st.integers(1, 999)},
         optional={"bracket_rungs": st.lists(st.integers(1, 5), max_size=3), **halving, **more},
     ),
-    st.fixed_dictionaries({"name": st.just("custom"), **common}, optional={"class": st.just("a.b:C"), "mine": plain}),
+    st.fixed_dictionaries({"name": st.just("custom"), "class": st.just("a.b:C"), **common}, optional={"mine": plain}),
 )
 storages = st.one_of(
     st.fixed_dictionaries({}, optional={"save_trial_best": st.integers(0, 9)}),

@@ -55,8 +55,6 @@ ROUTES: dict[tuple[str, str], str] = {
     ("PATCH", E): USER,
     ("DELETE", E): USER,
     **{("POST", f"{E}/{name}"): USER for name in ("activate", "pause", "cancel", "kill", "archive", "unarchive")},
-    ("GET", f"{E}/searcher_events"): USER,
-    ("POST", f"{E}/searcher_operations"): USER,
     ("POST", f"{T}/kill"): USER,
     ("POST", f"{T}/start"): USER,
     ("PATCH", T): USER,
@@ -111,7 +109,6 @@ def body(route: tuple[str, str], of: Allocation, kept: str) -> Any:
         "/api/v1/experiments": {"config": "{}"},
         "/api/v1/experiments/continue": {"id": of.experiment_id},
         "/api/v1/experiments/by-external-id/{external_id}": {"config": "{}", "unmanaged": True},
-        f"{E}/searcher_operations": {"searcherOperations": []},
         "/api/v1/trials": {
             "POST": {"experimentId": of.experiment_id, "hparams": {}, "unmanaged": True},
             "PUT": {"createTrialRequest": {"experimentId": of.experiment_id}, "externalTrialId": "x"},

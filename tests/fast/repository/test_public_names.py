@@ -37,7 +37,7 @@ PUBLIC = {
         overwrite_deepspeed_config
     """,
     "det_core.search": """
-        Action Close Completed Create Event ExitReason Exited Posted Progress Search SearchMethod SearchSetup
+        Action Close Completed Create Event ExitReason Exited Progress Search SearchMethod SearchSetup
         SetProgress Shutdown SimulatedTrial Simulation Started Stop TrainTo TrialCreated Validated action_from_dict
         create_search event_from_dict simulate
     """,

@@ -1,22 +1,18 @@
-"""User-defined search methods: a class, or a program outside the master."""
+"""User-defined search methods."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from det_core.errors import SearchError
 from det_core.search import (
-    Close,
     Completed,
     Create,
     Exited,
-    Posted,
     Search,
-    SetProgress,
     Shutdown,
     Started,
     TrainTo,
@@ -65,9 +61,14 @@ def test_custom_method_with_invalid_decision_raises(tmp_path: Path, body: str, t
 
 @pytest.mark.parametrize(
     "name, told",
-    [("mine", "expected 'module:Class'"), ("missing:Mine", "ModuleNotFoundError"), ("mine:Other", "inherits from")],
+    [
+        (None, "expected 'module:Class'"),
+        ("mine", "expected 'module:Class'"),
+        ("missing:Mine", "ModuleNotFoundError"),
+        ("mine:Other", "inherits from"),
+    ],
 )
-def test_custom_method_of_invalid_class_is_rejected(tmp_path: Path, name: str, told: str) -> None:
+def test_custom_method_of_invalid_class_is_rejected(tmp_path: Path, name: str | None, told: str) -> None:
     (tmp_path / "mine.py").write_text("class Other: pass\n")
     with pytest.raises(SearchError, match=told):
         create_search({"name": "custom", "class": name}, {}, 0, folder=str(tmp_path))
@@ -91,19 +92,16 @@ def test_custom_method_changed_since_keeps_recorded_decisions(tmp_path: Path, ca
     assert "keeping the recorded decisions" in caplog.text, "also if it decides less"
 
 
-def test_remote_search_takes_posted_decisions() -> None:
-    search = create_search({"name": "custom"}, {"x": 1}, 0)
-    assert search.handle(Started()) == []
-    new: list[Any] = [Create("one", {"x": 2}, 42), TrainTo("one", 3), SetProgress(0.25)]
-    assert search.handle(Posted(tuple(new))) == new
-    assert search.progress() == 0.25
-    assert search.handle(Completed("one", 3, 0.5)) == []
-    assert search.handle(Posted((Close("one"),))) == [Close("one")]
-    assert search.handle(Exited("one", "completed")) == []
-    assert search.handle(Posted((TrainTo("one", 9),))) == [], "the trial is over"
-    with pytest.raises(SearchError, match="the search outside the master"):
-        search.handle(Posted((TrainTo("two", 9),)))
-    assert search.handle(Posted((Shutdown(),))) == [Shutdown()]
+def test_custom_method_that_decides_on_ended_trial_is_not_followed(tmp_path: Path) -> None:
+    search = custom(
+        tmp_path,
+        "if event.kind == 'started':\n"
+        "    return [self.create(), self.create()]\n"
+        "return [TrainTo(event.request_id, 9), Close(event.request_id), Shutdown()]",
+    )
+    first, _ = search.handle(Started())
+    assert isinstance(first, Create)
+    assert search.handle(Exited(first.request_id, "errored")) == [Shutdown()], "it had exited before"
     assert search.over and search.progress() == 1.0
 
 

@@ -12,7 +12,6 @@ from det_core.search import (
     Completed,
     Create,
     Exited,
-    Posted,
     Progress,
     Shutdown,
     Started,
@@ -130,8 +129,6 @@ def test_search_with_impossible_event_raises() -> None:
         search.handle(Completed("nobody", 8, 1.0))
     with pytest.raises(SearchError, match=f"trial {a} completed length 9: expected 8"):
         search.handle(Completed(a, 9, 1.0))
-    with pytest.raises(SearchError, match="decides by itself"):
-        search.handle(Posted((Close(a),)))
     with pytest.raises(SearchError, match=r"searcher.name='hyperband': expected one of adaptive_asha, "):
         create_search({"name": "hyperband"}, {}, 0)
 
