@@ -112,7 +112,7 @@ async def _serve(
 
         gc.freeze()  # what is there now stays: no need ever to look at it
         gc.enable()
-        await _listen(app, bound, app.state.waits.release, listening)
+        await _listen(app, bound, app.state.pending.release, listening)
         LOG.info("stopped; trials go on")
 
 

@@ -84,7 +84,7 @@ class Running:
         self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
         await self.service.start()
         await asyncio.gather(*(store.read(lambda _: time.sleep(0.05)) for _ in range(8)))  # all readers are there now
-        self.app = create_app(self.service, TOKEN, limit=limit)
+        self.app = create_app(self.service, TOKEN, max_body_bytes=limit)
         config = uvicorn.Config(self.app, port=0, lifespan="off", ws="none", log_config=None, access_log=False)
         server = uvicorn.Server(config)
         serving = asyncio.ensure_future(server._serve())
@@ -93,7 +93,7 @@ class Running:
         self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         self._ready.set()
         await self._stop.wait()
-        self.app.state.waits.release()
+        self.app.state.pending.release()
         server.should_exit = True
         await serving
         await self.service.stop()

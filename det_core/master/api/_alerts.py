@@ -5,11 +5,10 @@ from __future__ import annotations
 from fastapi.responses import Response
 
 from det_core.master._errors import Invalid
-from det_core.master.api._auth import ByAll
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Empty, Id, Reply, answer, done
 
-router = new_router("trials")
+routes = Routes("trials")
 
 
 class AlertData(Body):
@@ -49,12 +48,12 @@ class TrialSourceReply(Reply):
     checkpoint_uuid: str
 
 
-@router.post("/api/v1/webhooks/custom", response_model=Empty)
-async def alert(body: AlertRequest, service: TheService, caller: ByAll) -> Response:
+@routes.trial.post("/webhooks/custom", response_model=Empty)
+async def alert(body: AlertRequest, service: TheService, caller: TheCaller) -> Response:
     """Bring something to people's attention."""
-    caller.check_experiment(body.experiment_id)
+    caller.check(experiment_id=body.experiment_id)
     if body.trial_id is not None:
-        caller.check_trial(body.trial_id)
+        caller.check(trial_id=body.trial_id)
     level = body.data.level.removeprefix("LOG_LEVEL_")
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise Invalid(f"body data.level: {body.data.level!r} is none of LOG_LEVEL_DEBUG, _INFO, _WARNING, _ERROR")
@@ -62,10 +61,10 @@ async def alert(body: AlertRequest, service: TheService, caller: ByAll) -> Respo
     return done()
 
 
-@router.post("/api/v1/trial-source-info", response_model=TrialSourceReply)
-async def trial_source_info(body: TrialSourceRequest, service: TheService, caller: ByAll) -> Response:
+@routes.trial.post("/trial-source-info", response_model=TrialSourceReply)
+async def trial_source_info(body: TrialSourceRequest, service: TheService, caller: TheCaller) -> Response:
     """Note that a trial uses a checkpoint."""
     info = body.trial_source_info
-    caller.check_trial(info.trial_id)
+    caller.check(trial_id=info.trial_id)
     await service.trial_source_info(info.trial_id, info.checkpoint_uuid, info.trial_source_info_type)
     return answer(TrialSourceReply(trial_id=info.trial_id, checkpoint_uuid=info.checkpoint_uuid))

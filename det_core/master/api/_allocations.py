@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import Query
 from fastapi.responses import Response
 from pydantic import Field
 
 from det_core._clock import monotonic
 from det_core.master._errors import Stopping
-from det_core.master.api._auth import ByAllocation
-from det_core.master.api._context import TheService, TheWaits, new_router
-from det_core.master.api._control import LONGEST_WAIT
+from det_core.master.api._pending import LONGEST_WAIT
+from det_core.master.api._routing import Routes, ThePendingRequests, TheService
 from det_core.master.api._types import INT32, Body, Empty, Reply, answer, done
 
-router = new_router("allocations")
+routes = Routes("allocations")
 PAUSE = 2.0
 """Seconds until an allocation that has ended hears so again, lest what asks for it spins."""
 
@@ -74,19 +73,17 @@ class ProxyRequest(Body):
     proxy_address: str = ""
 
 
-@router.get("/api/v1/allocations/{allocation_id}/signals/preemption", response_model=PreemptionReply)
+@routes.trial.get("/allocations/{allocation_id}/signals/preemption", response_model=PreemptionReply)
 async def preemption(
-    request: Request,
     allocation_id: str,
     service: TheService,
-    waits: TheWaits,
-    _: ByAllocation,
+    pending: ThePendingRequests,
     timeout_seconds: Annotated[float, Query(ge=0)] = LONGEST_WAIT,
 ) -> Response:
     """Whether the allocation is to save and stop: as soon as it is, or after that time (at most a minute)."""
     timeout = min(timeout_seconds, LONGEST_WAIT)
     try:
-        preempt = await waits.wait(_preemption(service, allocation_id, timeout), request)
+        preempt = await pending.wait(_preemption(service, allocation_id, timeout))
     except Stopping:  # the server stops, the trial goes on
         preempt = False
     return answer(PreemptionReply(preempt=preempt))
@@ -100,79 +97,75 @@ async def _preemption(service: TheService, allocation_id: str, timeout: float) -
     return preempt
 
 
-@router.post("/api/v1/allocations/{allocation_id}/signals/ack_preemption", response_model=Empty)
-async def ack_preemption(allocation_id: str, service: TheService, _: ByAllocation) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/signals/ack_preemption", response_model=Empty)
+async def ack_preemption(allocation_id: str, service: TheService) -> Response:
     """The process has noticed, is saving, and will exit."""
     await service.ack_preemption(allocation_id)
     return done()
 
 
-@router.post("/api/v1/allocations/{allocation_id}/signals/pending_preemption", response_model=Empty)
-async def pending_preemption(allocation_id: str, service: TheService, _: ByAllocation) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/signals/pending_preemption", response_model=Empty)
+async def pending_preemption(allocation_id: str, service: TheService) -> Response:
     """Whoever lent the machine wants it back."""
     await service.pending_preemption(allocation_id)
     return done()
 
 
-@router.get("/api/v1/allocations/{allocation_id}/resources/{resources_id}/rendezvous", response_model=RendezvousReply)
+@routes.trial.get("/allocations/{allocation_id}/resources/{resources_id}/rendezvous", response_model=RendezvousReply)
 async def rendezvous(
-    request: Request, allocation_id: str, resources_id: str, service: TheService, waits: TheWaits, _: ByAllocation
+    allocation_id: str, resources_id: str, service: TheService, pending: ThePendingRequests
 ) -> Response:
     """Where all containers of the allocation are, once all have started."""
-    view = await waits.wait(service.rendezvous(allocation_id, resources_id), request)
+    view = await pending.wait(service.rendezvous(allocation_id, resources_id))
     return answer(RendezvousReply(rendezvous_info=RendezvousInfo(**view)))
 
 
-@router.post("/api/v1/allocations/{allocation_id}/all_gather", response_model=GatherReply)
+@routes.trial.post("/allocations/{allocation_id}/all_gather", response_model=GatherReply)
 async def all_gather(
-    request: Request, allocation_id: str, body: GatherRequest, service: TheService, waits: TheWaits, _: ByAllocation
+    allocation_id: str, body: GatherRequest, service: TheService, pending: ThePendingRequests
 ) -> Response:
     """What each of ``numPeers`` has sent, once all have."""
     work = service.all_gather(allocation_id, body.request_uuid, body.num_peers, body.data)
-    return answer(GatherReply(data=await waits.wait(work, request)))
+    return answer(GatherReply(data=await pending.wait(work)))
 
 
-@router.post("/api/v1/allocations/{allocation_id}/notify_container_running", response_model=GatherReply)
-async def notify_container_running(
-    allocation_id: str, body: RunningRequest, service: TheService, _: ByAllocation
-) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/notify_container_running", response_model=GatherReply)
+async def notify_container_running(allocation_id: str, body: RunningRequest, service: TheService) -> Response:
     """Note that a container runs."""
     data = await service.notify_container_running(allocation_id, body.request_uuid, body.num_peers, body.data)
     return answer(GatherReply(data=data))
 
 
-@router.post("/api/v1/allocations/{allocation_id}/acceleratorData", response_model=Empty)
-async def accelerator_data(
-    allocation_id: str, body: AcceleratorRequest, service: TheService, _: ByAllocation
-) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/acceleratorData", response_model=Empty)
+async def accelerator_data(allocation_id: str, body: AcceleratorRequest, service: TheService) -> Response:
     """Note what accelerators a container has."""
     await service.accelerator_data(allocation_id, body.accelerator_data)
     return done()
 
 
-@router.post("/api/v1/allocations/{allocation_id}/proxy_address", response_model=Empty)
-async def proxy_address(allocation_id: str, body: ProxyRequest, service: TheService, _: ByAllocation) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/proxy_address", response_model=Empty)
+async def proxy_address(allocation_id: str, body: ProxyRequest, service: TheService) -> Response:
     """Note where a container is reached."""
     await service.proxy_address(allocation_id, body.proxy_address)
     return done()
 
 
-@router.post("/api/v1/allocations/{allocation_id}/resources/{resources_id}/daemon", response_model=Empty)
-async def daemon(allocation_id: str, resources_id: str, service: TheService, _: ByAllocation) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/resources/{resources_id}/daemon", response_model=Empty)
+async def daemon(allocation_id: str, resources_id: str, service: TheService) -> Response:
     """This container may be killed when the others are done."""
     await service.daemon(allocation_id, resources_id)
     return done()
 
 
-@router.post("/api/v1/allocations/{allocation_id}/ready", response_model=Empty)
-async def ready(allocation_id: str, service: TheService, _: ByAllocation) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/ready", response_model=Empty)
+async def ready(allocation_id: str, service: TheService) -> Response:
     """The allocation is ready."""
     await service.ready(allocation_id)
     return done()
 
 
-@router.post("/api/v1/allocations/{allocation_id}/waiting", response_model=Empty)
-async def waiting(allocation_id: str, service: TheService, _: ByAllocation) -> Response:
+@routes.trial.post("/allocations/{allocation_id}/waiting", response_model=Empty)
+async def waiting(allocation_id: str, service: TheService) -> Response:
     """The allocation waits."""
     await service.waiting(allocation_id)
     return done()

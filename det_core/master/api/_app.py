@@ -1,4 +1,4 @@
-"""The application: all routes behind the door, and their description."""
+"""The application: all routes, and their description."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ from det_core.master.api import (
     _trials,
     _unmanaged,
 )
-from det_core.master.api._auth import Gate
+from det_core.master.api._auth import Authenticator
 from det_core.master.api._docs import page
-from det_core.master.api._door import LIMIT, Door
 from det_core.master.api._openapi import describe
-from det_core.master.api._wait import Waits
+from det_core.master.api._pending import PendingRequests
+from det_core.master.api._routing import MAX_BODY_BYTES, Routes
 from det_core.master.service import Service
 
-_PARTS = (
-    _reports,
-    _trials,
-    _operations,
-    _allocations,
-    _streams,
-    _checkpoints,
-    _experiments,
-    _changes,
-    _control,
-    _tasks,
-    _unmanaged,
-    _alerts,
-    _master,
+ROUTES: tuple[Routes, ...] = (
+    _reports.routes,
+    _trials.routes,
+    _operations.routes,
+    _allocations.routes,
+    _streams.routes,
+    _checkpoints.routes,
+    _experiments.routes,
+    _changes.routes,
+    _control.routes,
+    _tasks.routes,
+    _tasks.plain_routes,
+    _unmanaged.routes,
+    _alerts.routes,
+    _master.routes,
+    _master.plain_routes,
 )
-"""The subjects; those that are asked for most come first."""
+"""Routes by subject; the most frequent requests come first."""
 
 
-def create_app(service: Service, user_token: str, *, limit: int = LIMIT) -> FastAPI:
-    """The HTTP API of a master.
+def create_app(service: Service, user_token: str, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+    """Return the HTTP API of a master, an ASGI application.
 
     Args:
-        service: what does all the work.
-        user_token: the secret by which the user is known.
-        limit: bytes that the body of a request may have.
+        service: service that does the work.
+        user_token: token of the user.
+        max_body_bytes: bytes that the body of a request may have.
 
     Returns:
-        An ASGI application. ``app.state.waits.release()`` ends what waits, before the server stops.
+        The application. ``app.state.pending.release()`` ends the requests that wait, before the server stops.
     """
     app = FastAPI(
         title="det_core master",
@@ -68,11 +70,12 @@ def create_app(service: Service, user_token: str, *, limit: int = LIMIT) -> Fast
         docs_url=None,
         redoc_url=None,
     )
-    gate, waits = Gate(service, user_token), Waits()
-    app.state.service, app.state.gate, app.state.waits = service, gate, waits
-    for part in _PARTS:
-        app.include_router(part.router)
-    app.add_middleware(Door, gate=gate, waits=waits, limit=limit)
+    app.state.service = service
+    app.state.authenticator = Authenticator(service, user_token)
+    app.state.pending = PendingRequests()
+    app.state.max_body_bytes = max_body_bytes
+    for routes in ROUTES:
+        routes.add_to(app)
     _refusals.install(app)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
 

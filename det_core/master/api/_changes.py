@@ -7,12 +7,11 @@ from typing import Annotated
 from fastapi.responses import Response
 from pydantic import Field
 
-from det_core.master.api._auth import ByUser
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._routing import Routes, TheService
 from det_core.master.api._show_experiment import Experiment, ExperimentReply
 from det_core.master.api._types import Body, ExperimentId, Id, answer
 
-router = new_router("experiments")
+routes = Routes("experiments")
 
 
 class ContinueRequest(Body):
@@ -46,17 +45,15 @@ class PatchExperimentRequest(Body):
     checkpoint_storage: KeptCheckpoints | None = None
 
 
-@router.post("/api/v1/experiments/continue", response_model=ExperimentReply)
-async def continue_experiment(body: ContinueRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.post("/experiments/continue", response_model=ExperimentReply)
+async def continue_experiment(body: ContinueRequest, service: TheService) -> Response:
     """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""
     view = await service.continue_experiment(body.id, body.override_config or None)
     return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
 
 
-@router.patch("/api/v1/experiments/{experiment_id}", response_model=ExperimentReply)
-async def patch_experiment(
-    experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService, _: ByUser
-) -> Response:
+@routes.user.patch("/experiments/{experiment_id}", response_model=ExperimentReply)
+async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService) -> Response:
     """Change name, description, labels, priority, or how many checkpoints are kept."""
     kept = body.checkpoint_storage
     view = await service.patch_experiment(

@@ -8,15 +8,15 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from det_core.master._errors import Forbidden, Invalid
-from det_core.master.api._auth import ByAll, ByExperiment, ByUser, Caller
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._auth import Caller
+from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._show_checkpoint import Checkpoint, CheckpointReply, CheckpointsReply
 from det_core.master.api._types import Body, Empty, ExperimentId, Id, Size, Timestamp, answer, done, state_in
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CheckpointView
 
-router = new_router("checkpoints")
+routes = Routes("checkpoints")
 
 
 class CheckpointReport(Body):
@@ -75,12 +75,12 @@ class CheckpointMetadataRequest(Metadata):
     checkpoint: Metadata = Metadata()
 
 
-@router.post("/api/v1/checkpoints", response_model=Empty)
-async def report_checkpoint(body: CheckpointReport, service: TheService, caller: ByAll) -> Response:
+@routes.trial.post("/checkpoints", response_model=Empty)
+async def report_checkpoint(body: CheckpointReport, service: TheService, caller: TheCaller) -> Response:
     """Note a checkpoint that is complete. The same again changes nothing."""
-    caller.check_task(body.task_id)
+    caller.check(task_id=body.task_id)
     if body.allocation_id is not None:
-        caller.check_allocation(body.allocation_id)
+        caller.check(allocation_id=body.allocation_id)
     await service.register_checkpoint(
         body.uuid,
         body.task_id,
@@ -99,8 +99,8 @@ def _complete(state: str) -> str:
     return "COMPLETED" if plain == "UNSPECIFIED" else plain
 
 
-@router.get("/api/v1/checkpoints/{uuid}", response_model=CheckpointReply)
-async def get_checkpoint(uuid: str, service: TheService, caller: ByAll) -> Response:
+@routes.trial.get("/checkpoints/{uuid}", response_model=CheckpointReply)
+async def get_checkpoint(uuid: str, service: TheService, caller: TheCaller) -> Response:
     """One checkpoint."""
     view = await service.checkpoint(uuid)
     await _check_readable(view, service, caller)
@@ -110,7 +110,7 @@ async def get_checkpoint(uuid: str, service: TheService, caller: ByAll) -> Respo
 async def _check_readable(view: CheckpointView, service: TheService, caller: Caller) -> None:
     """A trial may read the checkpoints of its experiment, and the one that it was warm-started from."""
     try:
-        caller.check_experiment(view["experiment_id"])
+        caller.check(experiment_id=view["experiment_id"])
     except Forbidden:
         assert caller.token is not None
         searcher = (await service.experiment(caller.token["experiment_id"]))["config"]["searcher"]
@@ -119,43 +119,41 @@ async def _check_readable(view: CheckpointView, service: TheService, caller: Cal
             raise
 
 
-@router.get("/api/v1/experiments/{experiment_id}/checkpoints", response_model=CheckpointsReply)
-async def experiment_checkpoints(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+@routes.trial.get("/experiments/{experiment_id}/checkpoints", response_model=CheckpointsReply)
+async def experiment_checkpoints(experiment_id: ExperimentId, service: TheService) -> Response:
     """All checkpoints of an experiment, newest first."""
     views = await service.checkpoints(experiment_id)
     return answer(CheckpointsReply(checkpoints=[Checkpoint.of(v) for v in views]))
 
 
-@router.patch("/api/v1/checkpoints", response_model=Empty)
-async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, caller: ByAll) -> Response:
+@routes.trial.patch("/checkpoints", response_model=Empty)
+async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, caller: TheCaller) -> Response:
     """Note what is left of checkpoints: nothing is DELETED, less than before PARTIALLY_DELETED."""
     if caller.token is not None:
         for patch in body.checkpoints:
-            caller.check_trial((await service.checkpoint(patch.uuid))["trial_id"])
+            caller.check(trial_id=(await service.checkpoint(patch.uuid))["trial_id"])
     await service.patch_checkpoints(
         [(p.uuid, None if p.resources is None else p.resources.resources) for p in body.checkpoints]
     )
     return done()
 
 
-@router.post("/api/v1/checkpoints/rm", response_model=Empty)
-async def remove_files(body: RemoveFilesRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.post("/checkpoints/rm", response_model=Empty)
+async def remove_files(body: RemoveFilesRequest, service: TheService) -> Response:
     """Delete the files that match, in these checkpoints. They go in the background."""
     await service.delete_checkpoints(body.checkpoint_uuids, body.checkpoint_globs)
     return done()
 
 
-@router.delete("/api/v1/checkpoints", response_model=Empty)
-async def delete_checkpoints(body: DeleteCheckpointsRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.delete("/checkpoints", response_model=Empty)
+async def delete_checkpoints(body: DeleteCheckpointsRequest, service: TheService) -> Response:
     """Delete checkpoints. They go in the background."""
     await service.delete_checkpoints(body.checkpoint_uuids)
     return done()
 
 
-@router.post("/api/v1/checkpoints/{uuid}/metadata", response_model=CheckpointReply)
-async def set_checkpoint_metadata(
-    uuid: str, body: CheckpointMetadataRequest, service: TheService, _: ByUser
-) -> Response:
+@routes.user.post("/checkpoints/{uuid}/metadata", response_model=CheckpointReply)
+async def set_checkpoint_metadata(uuid: str, body: CheckpointMetadataRequest, service: TheService) -> Response:
     """Replace what the master answers as a checkpoint's metadata; the file in the storage stays as it is."""
     metadata = body.metadata if body.metadata is not None else body.checkpoint.metadata
     if metadata is None:

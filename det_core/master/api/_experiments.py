@@ -13,8 +13,7 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from det_core.master._errors import Invalid
 from det_core.master.api._archive import FileEntry, packed
-from det_core.master.api._auth import ByExperiment, ByUser
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._routing import Routes, TheService
 from det_core.master.api._show_experiment import (
     CreateExperimentReply,
     Experiment,
@@ -25,7 +24,7 @@ from det_core.master.api._show_experiment import (
 from det_core.master.api._show_trial import Trial, TrialsReply
 from det_core.master.api._types import Body, ExperimentId, Id, Reply, Timestamp, answer, state_in
 
-router = new_router("experiments")
+routes = Routes("experiments")
 
 
 class _Anything(Convertor[str]):
@@ -85,8 +84,8 @@ class ArchiveReply(Reply):
     b64_tgz: str
 
 
-@router.post("/api/v1/experiments", response_model=CreateExperimentReply)
-async def create_experiment(body: CreateExperimentRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.post("/experiments", response_model=CreateExperimentReply)
+async def create_experiment(body: CreateExperimentRequest, service: TheService) -> Response:
     """Create an experiment, and start it unless ``activate`` is false."""
     if body.template:
         raise Invalid(
@@ -110,8 +109,8 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService, 
     )
 
 
-@router.put("/api/v1/experiments/by-external-id/{external_id:anything}", response_model=CreateExperimentReply)
-async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.put("/experiments/by-external-id/{external_id:anything}", response_model=CreateExperimentReply)
+async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService) -> Response:
     """The experiment of that external id, created if there is none."""
     created = await service.put_experiment(
         external_id, body.config, unmanaged=body.unmanaged, start_time=body.start_time
@@ -124,10 +123,9 @@ async def put_experiment(external_id: str, body: PutExperimentRequest, service: 
     )
 
 
-@router.get("/api/v1/experiments", response_model=ExperimentsReply)
+@routes.user.get("/experiments", response_model=ExperimentsReply)
 async def list_experiments(
     service: TheService,
-    _: ByUser,
     states: Annotated[list[str], Query()] = [],  # noqa: B006
     labels: Annotated[list[str], Query()] = [],  # noqa: B006
     name: str | None = None,
@@ -152,18 +150,17 @@ async def list_experiments(
     return answer(ExperimentsReply(experiments=[Experiment.of(v) for v in views], pagination=page))
 
 
-@router.get("/api/v1/experiments/{experiment_id}", response_model=ExperimentReply)
-async def get_experiment(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+@routes.trial.get("/experiments/{experiment_id}", response_model=ExperimentReply)
+async def get_experiment(experiment_id: ExperimentId, service: TheService) -> Response:
     """One experiment."""
     view = await service.experiment(experiment_id)
     return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
 
 
-@router.get("/api/v1/experiments/{experiment_id}/trials", response_model=TrialsReply)
+@routes.trial.get("/experiments/{experiment_id}/trials", response_model=TrialsReply)
 async def list_trials(
     experiment_id: ExperimentId,
     service: TheService,
-    _: ByExperiment,
     states: Annotated[list[str], Query()] = [],  # noqa: B006
 ) -> Response:
     """The trials of an experiment."""
@@ -171,16 +168,16 @@ async def list_trials(
     return answer(TrialsReply(trials=[Trial.of(v) for v in views]))
 
 
-@router.get(
-    "/api/v1/experiments/{experiment_id}/searcher/best_searcher_validation_metric", response_model=BestMetricReply
+@routes.trial.get(
+    "/experiments/{experiment_id}/searcher/best_searcher_validation_metric", response_model=BestMetricReply
 )
-async def best_metric(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+async def best_metric(experiment_id: ExperimentId, service: TheService) -> Response:
     """The best value of the searched metric; 404 as long as there is none."""
     return answer(BestMetricReply(metric=await service.best_validation(experiment_id)))
 
 
-@router.get("/api/v1/experiments/{experiment_id}/model_def", response_model=ArchiveReply)
-async def model_def(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+@routes.trial.get("/experiments/{experiment_id}/model_def", response_model=ArchiveReply)
+async def model_def(experiment_id: ExperimentId, service: TheService) -> Response:
     """The context directory of an experiment."""
     archive = await service.context_archive(experiment_id)
     return answer(ArchiveReply(b64_tgz=base64.b64encode(archive).decode()))

@@ -10,15 +10,16 @@ from pydantic import ConfigDict
 
 import det_core
 from det_core.master._errors import Unauthenticated
-from det_core.master.api._auth import ByAll, ByAnybody
-from det_core.master.api._context import TheGate, TheService, new_router
+from det_core.master.api._auth import is_same_secret
+from det_core.master.api._routing import Routes, TheAuthenticator, TheCaller, TheService
 from det_core.master.api._show_experiment import USER
 from det_core.master.api._types import Body, Reply, answer
 
 if TYPE_CHECKING:
     from det_core.master.service._views import MasterView
 
-router = new_router("master")
+routes = Routes("master")
+plain_routes = Routes("master", prefix="")
 _SALT = "GubPEmmotfiK9TMD6Zdw"
 """What the contract's clients put before a password before they hash it (§2.3)."""
 
@@ -106,20 +107,20 @@ class LoginReply(Reply):
     user: User
 
 
-@router.get("/api/v1/master", response_model=MasterReply)
-async def master(service: TheService, _: ByAnybody) -> Response:
+@routes.open.get("/master", response_model=MasterReply)
+async def master(service: TheService) -> Response:
     """What the master says of itself."""
     return answer(MasterReply.of(await service.master()))
 
 
-@router.get("/api/v1/master/telemetry", response_model=TelemetryReply)
-async def telemetry(_: ByAnybody) -> Response:
+@routes.open.get("/master/telemetry", response_model=TelemetryReply)
+async def telemetry() -> Response:
     """Whether anything is sent to anybody. It is not."""
     return answer(TelemetryReply())
 
 
-@router.get("/info", response_model=InfoReply)
-async def info(service: TheService, _: ByAnybody) -> Response:
+@plain_routes.open.get("/info", response_model=InfoReply)
+async def info(service: TheService) -> Response:
     """What the master says of itself, in an older form."""
     view = await service.master()
     reply = InfoReply(
@@ -133,18 +134,18 @@ async def info(service: TheService, _: ByAnybody) -> Response:
     return answer(reply)
 
 
-@router.get("/api/v1/me", response_model=MeReply)
-async def me(_: ByAll) -> Response:
+@routes.trial.get("/me", response_model=MeReply)
+async def me(caller: TheCaller) -> Response:
     """Who the caller is; a token that is not valid gets 401."""
     return answer(MeReply(user=User()))
 
 
-@router.post("/api/v1/auth/login", response_model=LoginReply)
-async def login(body: LoginRequest, gate: TheGate, _: ByAnybody) -> Response:
+@routes.open.post("/auth/login", response_model=LoginReply)
+async def login(body: LoginRequest, authenticator: TheAuthenticator) -> Response:
     """The token for a password, which is the token itself (in ``<home>/master/token``); any user name will do."""
-    token = gate.user_token
+    token = authenticator.user_token
     wanted = hashlib.sha512((_SALT + token).encode()).hexdigest() if body.is_hashed else token
-    if not gate.same(body.password, wanted):
+    if not is_same_secret(body.password, wanted):
         raise Unauthenticated(
             "invalid credentials: the password is the content of the file master/token in the master's home"
         )

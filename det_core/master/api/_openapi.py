@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from det_core.master.api._auth import OPEN
 from det_core.master.api._refusals import ErrorReply
 
 _TEXT = """\
@@ -32,14 +31,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=_TEXT, routes=app.routes)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(_schemas())
-    components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
-        for method, operation in operations.items():
+        for operation in operations.values():
             operation["responses"].pop("422", None)
             refused = _REFUSED if path.startswith("/api/") else _PLAIN
             operation["responses"].update(dict.fromkeys(_STATUSES, refused))
-            if (method.upper(), path) not in OPEN:
-                operation["security"] = [{"token": []}]
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     return document

@@ -6,11 +6,10 @@ from typing import Any
 
 from fastapi.responses import Response
 
-from det_core.master.api._auth import ByTrial
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Empty, Int64Out, Reply, Size, TrialId, answer, done
 
-router = new_router("trials")
+routes = Routes("trials")
 
 
 class ValidateAfter(Reply):
@@ -46,17 +45,17 @@ class CompleteOperationRequest(Body):
     searcher_metric: Any = None
 
 
-@router.get("/api/v1/trials/{trial_id}/searcher/operation", response_model=OperationReply)
-async def operation(trial_id: TrialId, service: TheService, caller: ByTrial) -> Response:
+@routes.trial.get("/trials/{trial_id}/searcher/operation", response_model=OperationReply)
+async def operation(trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """How far the trial is to train; answered at once."""
     view = await service.operation(trial_id, allocation_id=caller.allocation_id)
     op = Operation(validate_after=ValidateAfter(request_id=view["request_id"], length=view["length"]))
     return answer(OperationReply(op=op, completed=view["completed"]))
 
 
-@router.post("/api/v1/trials/{trial_id}/searcher/completed_operation", response_model=Empty)
+@routes.trial.post("/trials/{trial_id}/searcher/completed_operation", response_model=Empty)
 async def complete_operation(
-    trial_id: TrialId, body: CompleteOperationRequest, service: TheService, caller: ByTrial
+    trial_id: TrialId, body: CompleteOperationRequest, service: TheService, caller: TheCaller
 ) -> Response:
     """The operation is done. Saying it again changes nothing."""
     metric, length = body.searcher_metric, body.op.length

@@ -13,11 +13,11 @@ from fastapi.responses import Response
 from pydantic import TypeAdapter, ValidationError
 
 from det_core.master._errors import Invalid
-from det_core.master.api._auth import ByAll, ByTrial, Caller
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._auth import Caller
+from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import INT32, INT64, Body, Empty, Id, Int64, Reply, Timestamp, TrialId, answer, done
 
-router = new_router("reports")
+routes = Routes("reports")
 _ABSENT = object()
 
 
@@ -78,12 +78,12 @@ def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
     return {key: _inlined(value, parts) for key, value in schema.items()}
 
 
-@router.post("/api/v1/journal", response_model=JournalReply, openapi_extra=_described(JournalRequest))
-async def journal(request: Request, service: TheService, caller: ByAll) -> Response:
+@routes.trial.post("/journal", response_model=JournalReply, openapi_extra=_described(JournalRequest))
+async def journal(request: Request, service: TheService, caller: TheCaller) -> Response:
     """Take records of a process's journal, each counted once however often it comes."""
     body = await _object(request)
     trial_id = _int(body, "trialId", "trial_id")
-    caller.check_trial(trial_id)
+    caller.check(trial_id=trial_id)
     records = _get(body, "records")
     if type(records) is not list or not all(type(record) is dict for record in records):
         raise Invalid("body records: expected a list of objects")
@@ -97,8 +97,8 @@ async def journal(request: Request, service: TheService, caller: ByAll) -> Respo
     return answer(JournalReply(next_seq=following))
 
 
-@router.post("/api/v1/trials/{trial_id}/metrics", response_model=Empty, openapi_extra=_described(MetricsRequest))
-async def metrics(request: Request, trial_id: TrialId, service: TheService, caller: ByTrial) -> Response:
+@routes.trial.post("/trials/{trial_id}/metrics", response_model=Empty, openapi_extra=_described(MetricsRequest))
+async def metrics(request: Request, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """Take one report. The same again changes nothing."""
     body = await _object(request)
     group = _get(body, "group")
@@ -107,16 +107,16 @@ async def metrics(request: Request, trial_id: TrialId, service: TheService, call
     return await _report(service, caller, trial_id, group, _get(body, "metrics"))
 
 
-@router.post("/api/v1/trials/{trial_id}/training_metrics", response_model=Empty, openapi_extra=_described(TrialMetrics))
-async def training_metrics(request: Request, trial_id: TrialId, service: TheService, caller: ByTrial) -> Response:
+@routes.trial.post("/trials/{trial_id}/training_metrics", response_model=Empty, openapi_extra=_described(TrialMetrics))
+async def training_metrics(request: Request, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """Take one report of the group ``training``: the form of older clients."""
     return await _report(service, caller, trial_id, "training", await _object(request))
 
 
-@router.post(
-    "/api/v1/trials/{trial_id}/validation_metrics", response_model=Empty, openapi_extra=_described(TrialMetrics)
+@routes.trial.post(
+    "/trials/{trial_id}/validation_metrics", response_model=Empty, openapi_extra=_described(TrialMetrics)
 )
-async def validation_metrics(request: Request, trial_id: TrialId, service: TheService, caller: ByTrial) -> Response:
+async def validation_metrics(request: Request, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """Take one report of the group ``validation``: the form of older clients."""
     return await _report(service, caller, trial_id, "validation", await _object(request))
 

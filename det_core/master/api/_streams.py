@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Query, Request
+from fastapi import Query
 from fastapi.responses import Response, StreamingResponse
 
 from det_core.master._errors import NotFound, Stopping
-from det_core.master.api._auth import ByAll, ByTask, ByTrial
-from det_core.master.api._context import TheService, TheWaits, new_router
+from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
 from det_core.master.api._show_trial import MetricRow, MetricRows, MetricsLine
 from det_core.master.api._types import INT32, INT64, Id, Int64Out, Reply, TimeOut, TrialId
 
 if TYPE_CHECKING:
     from det_core.master.service._views import LogPage, LogView
 
-router = new_router("streams")
+routes = Routes("streams")
 PAGE = 1000
 """Rows read from the store at a time."""
 LOOK_AGAIN = 15.0
@@ -71,13 +70,11 @@ ReadPage = Callable[[int, int, float], Awaitable["LogPage"]]
 """Reads the lines after an id: at most so many, waiting so many seconds for the first."""
 
 
-@router.get("/api/v1/trials/{trial_id}/logs", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/trials/{trial_id}/logs", response_class=StreamingResponse, responses=_LINES)
 async def trial_logs(
-    request: Request,
     trial_id: TrialId,
     service: TheService,
-    waits: TheWaits,
-    _: ByTrial,
+    pending: ThePendingRequests,
     follow: bool = False,
     after: After = 0,
     limit: Limit = 0,
@@ -85,19 +82,17 @@ async def trial_logs(
     """The log of a trial, a JSON object a line; with ``follow`` it goes on until the trial has ended."""
 
     async def read(beyond: int, most: int, wait: float) -> LogPage:
-        return await waits.wait(service.logs(trial_id, after=beyond, limit=most, wait=wait))
+        return await pending.wait(service.logs(trial_id, after=beyond, limit=most, wait=wait))
 
     first = await read(after, _part(limit), 0.0)
-    return StreamingResponse(_log(request, read, first, after, follow, limit), media_type=NDJSON)
+    return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
 
 
-@router.get("/api/v1/tasks/{task_id}/logs", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/tasks/{task_id}/logs", response_class=StreamingResponse, responses=_LINES)
 async def task_logs(
-    request: Request,
     task_id: str,
     service: TheService,
-    waits: TheWaits,
-    _: ByTask,
+    pending: ThePendingRequests,
     follow: bool = False,
     after: After = 0,
     limit: Limit = 0,
@@ -105,15 +100,13 @@ async def task_logs(
     """The log of a task, as that of a trial."""
 
     async def read(beyond: int, most: int, wait: float) -> LogPage:
-        return await waits.wait(service.logs_of_task(task_id, after=beyond, limit=most, wait=wait))
+        return await pending.wait(service.logs_of_task(task_id, after=beyond, limit=most, wait=wait))
 
     first = await read(after, _part(limit), 0.0)
-    return StreamingResponse(_log(request, read, first, after, follow, limit), media_type=NDJSON)
+    return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
 
 
-async def _log(
-    request: Request, read: ReadPage, page: LogPage, after: int, follow: bool, limit: int
-) -> AsyncIterator[bytes]:
+async def _log(read: ReadPage, page: LogPage, after: int, follow: bool, limit: int) -> AsyncIterator[bytes]:
     """The lines of a log from ``page`` on. It ends early, without an error, where nobody reads or the server stops."""
     left = limit or INT64
     try:
@@ -123,17 +116,17 @@ async def _log(
             left -= len(lines)
             after = lines[-1]["id"] if lines else after
             over = page["ended"] if follow else len(lines) < PAGE
-            if over or not left or await request.is_disconnected():
+            if over or not left:
                 return
             page = await read(after, min(left, PAGE), LOOK_AGAIN if follow else 0.0)
     except (Stopping, NotFound):  # stopping, or deleted while it was read
         return
 
 
-@router.get("/api/v1/trials/metrics/trial_metrics", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/trials/metrics/trial_metrics", response_class=StreamingResponse, responses=_LINES)
 async def trial_metrics(
     service: TheService,
-    caller: ByAll,
+    caller: TheCaller,
     trial_ids: Groups,
     group: str = "",
     after: After = 0,
@@ -144,27 +137,43 @@ async def trial_metrics(
     return await _metrics(service, caller, trial_ids, group or None, after, limit, archived)
 
 
-@router.get("/api/v1/trials/metrics/training_metrics", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/trials/metrics/training_metrics", response_class=StreamingResponse, responses=_LINES)
 async def read_training_metrics(
-    service: TheService, caller: ByAll, trial_ids: Groups, after: After = 0, limit: Limit = 0, archived: bool = False
+    service: TheService,
+    caller: TheCaller,
+    trial_ids: Groups,
+    after: After = 0,
+    limit: Limit = 0,
+    archived: bool = False,
 ) -> Response:
     """Metrics of the group ``training``, as above."""
     return await _metrics(service, caller, trial_ids, "training", after, limit, archived)
 
 
-@router.get("/api/v1/trials/metrics/validation_metrics", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/trials/metrics/validation_metrics", response_class=StreamingResponse, responses=_LINES)
 async def read_validation_metrics(
-    service: TheService, caller: ByAll, trial_ids: Groups, after: After = 0, limit: Limit = 0, archived: bool = False
+    service: TheService,
+    caller: TheCaller,
+    trial_ids: Groups,
+    after: After = 0,
+    limit: Limit = 0,
+    archived: bool = False,
 ) -> Response:
     """Metrics of the group ``validation``, as above."""
     return await _metrics(service, caller, trial_ids, "validation", after, limit, archived)
 
 
 async def _metrics(
-    service: TheService, caller: ByAll, trial_ids: list[int], group: str | None, after: int, limit: int, archived: bool
+    service: TheService,
+    caller: TheCaller,
+    trial_ids: list[int],
+    group: str | None,
+    after: int,
+    limit: int,
+    archived: bool,
 ) -> Response:
     for trial_id in trial_ids:
-        caller.check_trial(trial_id)
+        caller.check(trial_id=trial_id)
     first = await service.metrics(trial_ids, group, after=after, limit=_part(limit), archived=archived)
 
     async def lines() -> AsyncIterator[bytes]:

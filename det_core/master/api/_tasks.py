@@ -10,12 +10,13 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from det_core import _clock
-from det_core.master.api._auth import ByAll, ByTask, Caller
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._auth import Caller
 from det_core.master.api._experiments import ArchiveReply
+from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Empty, Int64, Timestamp, answer, done
 
-router = new_router("tasks")
+routes = Routes("tasks")
+plain_routes = Routes("tasks", prefix="")
 
 
 class TaskLog(Body):
@@ -38,21 +39,21 @@ class TaskLogsRequest(Body):
     logs: list[TaskLog] = Field(default_factory=list)
 
 
-@router.get("/api/v1/tasks/{task_id}/context_directory", response_model=ArchiveReply)
-async def context_directory(task_id: str, service: TheService, _: ByTask) -> Response:
+@routes.trial.get("/tasks/{task_id}/context_directory", response_model=ArchiveReply)
+async def context_directory(task_id: str, service: TheService) -> Response:
     """The context directory of a task."""
     return answer(ArchiveReply(b64_tgz=base64.b64encode(await service.task_context(task_id)).decode()))
 
 
-@router.post("/api/v1/task/logs", response_model=Empty)
-async def task_logs(body: TaskLogsRequest, service: TheService, caller: ByAll) -> Response:
+@routes.trial.post("/task/logs", response_model=Empty)
+async def task_logs(body: TaskLogsRequest, service: TheService, caller: TheCaller) -> Response:
     """Take log lines."""
     await _take(body.logs, service, caller)
     return done()
 
 
-@router.post("/task-logs", response_model=Empty)
-async def plain_task_logs(body: list[TaskLog], service: TheService, caller: ByAll) -> Response:
+@plain_routes.trial.post("/task-logs", response_model=Empty)
+async def plain_task_logs(body: list[TaskLog], service: TheService, caller: TheCaller) -> Response:
     """Take log lines, in the form of clients that no master started."""
     await _take(body, service, caller)
     return done()
@@ -60,9 +61,9 @@ async def plain_task_logs(body: list[TaskLog], service: TheService, caller: ByAl
 
 async def _take(lines: Sequence[TaskLog], service: TheService, caller: Caller) -> None:
     for task_id in {line.task_id for line in lines}:
-        caller.check_task(task_id)
+        caller.check(task_id=task_id)
     for allocation_id in {line.allocation_id for line in lines if line.allocation_id is not None}:
-        caller.check_allocation(allocation_id)
+        caller.check(allocation_id=allocation_id)
     arrived = _clock.now()
     await service.task_logs([_line(line, arrived) for line in lines])
 

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from fastapi.responses import Response
 from pydantic import Discriminator, Field, Tag
 
-from det_core.master.api._auth import ByAll, ByTrial
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._show_checkpoint import Checkpoint, CheckpointsReply
 from det_core.master.api._show_trial import Trial, TrialReply
 from det_core.master.api._types import Body, Empty, Id, Number, Reply, TrialId, answer, done
 
-router = new_router("trials")
+routes = Routes("trials")
 
 
 class PrepareRunRequest(Body):
@@ -68,55 +67,55 @@ class EarlyExitRequest(Body):
     reason: str
 
 
-@router.post("/api/v1/runs/start", response_model=PrepareRunReply)
-async def prepare_run(body: PrepareRunRequest, service: TheService, caller: ByAll) -> Response:
+@routes.trial.post("/runs/start", response_model=PrepareRunReply)
+async def prepare_run(body: PrepareRunRequest, service: TheService, caller: TheCaller) -> Response:
     """Say where a run keeps its checkpoints. Equal storages have the same number."""
-    caller.check_trial(body.run_id)
+    caller.check(trial_id=body.run_id)
     return answer(PrepareRunReply(storage_id=await service.run_prepare(body.run_id, body.checkpoint_storage)))
 
 
-@router.get("/api/v1/trials/{trial_id}", response_model=TrialReply)
-async def get_trial(trial_id: TrialId, service: TheService, _: ByTrial) -> Response:
+@routes.trial.get("/trials/{trial_id}", response_model=TrialReply)
+async def get_trial(trial_id: TrialId, service: TheService) -> Response:
     """One trial."""
     return answer(TrialReply(trial=Trial.of(await service.trial(trial_id))))
 
 
-@router.get("/api/v1/trials/{trial_id}/checkpoints", response_model=CheckpointsReply)
-async def trial_checkpoints(trial_id: TrialId, service: TheService, _: ByTrial) -> Response:
+@routes.trial.get("/trials/{trial_id}/checkpoints", response_model=CheckpointsReply)
+async def trial_checkpoints(trial_id: TrialId, service: TheService) -> Response:
     """All checkpoints of a trial, newest first."""
     return answer(CheckpointsReply(checkpoints=[Checkpoint.of(v) for v in await service.trial_checkpoints(trial_id)]))
 
 
-@router.post("/api/v1/trials/{trial_id}/progress", response_model=Empty)
-async def progress(trial_id: TrialId, body: AnyProgress, service: TheService, caller: ByTrial) -> Response:
+@routes.trial.post("/trials/{trial_id}/progress", response_model=Empty)
+async def progress(trial_id: TrialId, body: AnyProgress, service: TheService, caller: TheCaller) -> Response:
     """Note how far the trial is."""
     told = body if isinstance(body, Progress) else Progress(progress=body)
     await service.progress(trial_id, told.progress, is_raw=told.is_raw, allocation_id=caller.allocation_id)
     return done()
 
 
-@router.post("/api/v1/trials/{trial_id}/runner/metadata", response_model=Empty)
-async def set_status(trial_id: TrialId, body: StatusRequest, service: TheService, caller: ByTrial) -> Response:
+@routes.trial.post("/trials/{trial_id}/runner/metadata", response_model=Empty)
+async def set_status(trial_id: TrialId, body: StatusRequest, service: TheService, caller: TheCaller) -> Response:
     """Note what the trial does."""
     await service.set_status(trial_id, body.state, allocation_id=caller.allocation_id)
     return done()
 
 
-@router.post("/api/v1/runs/{trial_id}/metadata", response_model=MetadataReply)
-async def set_metadata(trial_id: TrialId, body: MetadataRequest, service: TheService, caller: ByTrial) -> Response:
+@routes.trial.post("/runs/{trial_id}/metadata", response_model=MetadataReply)
+async def set_metadata(trial_id: TrialId, body: MetadataRequest, service: TheService, caller: TheCaller) -> Response:
     """Replace a run's metadata."""
     now = await service.set_metadata(trial_id, body.metadata, allocation_id=caller.allocation_id)
     return answer(MetadataReply(metadata=now))
 
 
-@router.get("/api/v1/runs/{trial_id}/metadata", response_model=MetadataReply)
-async def get_metadata(trial_id: TrialId, service: TheService, _: ByTrial) -> Response:
+@routes.trial.get("/runs/{trial_id}/metadata", response_model=MetadataReply)
+async def get_metadata(trial_id: TrialId, service: TheService) -> Response:
     """A run's metadata; empty if nothing was set."""
     return answer(MetadataReply(metadata=await service.get_metadata(trial_id)))
 
 
-@router.post("/api/v1/trials/{trial_id}/early_exit", response_model=Empty)
-async def early_exit(trial_id: TrialId, body: EarlyExitRequest, service: TheService, caller: ByTrial) -> Response:
+@routes.trial.post("/trials/{trial_id}/early_exit", response_model=Empty)
+async def early_exit(trial_id: TrialId, body: EarlyExitRequest, service: TheService, caller: TheCaller) -> Response:
     """Note that the trial gives up, and why."""
     await service.early_exit(trial_id, body.reason, allocation_id=caller.allocation_id)
     return done()

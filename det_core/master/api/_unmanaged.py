@@ -8,12 +8,11 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from det_core.master._errors import Invalid
-from det_core.master.api._auth import ByUser
-from det_core.master.api._context import TheService, new_router
+from det_core.master.api._routing import Routes, TheService
 from det_core.master.api._show_trial import Trial, TrialReply
 from det_core.master.api._types import Body, Id, Reply, Timestamp, TrialId, answer, state_in
 
-router = new_router("unmanaged")
+routes = Routes("unmanaged")
 
 
 class CreateTrialRequest(Body):
@@ -53,15 +52,15 @@ class PatchTrialRequest(Body):
     end_time: Timestamp | None = None
 
 
-@router.post("/api/v1/trials", response_model=TrialReply)
-async def create_trial(body: CreateTrialRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.post("/trials", response_model=TrialReply)
+async def create_trial(body: CreateTrialRequest, service: TheService) -> Response:
     """A new trial of an unmanaged experiment."""
     _check(body)
     return answer(TrialReply(trial=Trial.of(await service.create_trial(body.experiment_id, body.hparams))))
 
 
-@router.put("/api/v1/trials", response_model=TrialReply)
-async def put_trial(body: PutTrialRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.put("/trials", response_model=TrialReply)
+async def put_trial(body: PutTrialRequest, service: TheService) -> Response:
     """The trial of that external id, created if there is none."""
     wanted = body.create_trial_request
     _check(wanted)
@@ -76,15 +75,15 @@ def _check(body: CreateTrialRequest) -> None:
         raise Invalid("unmanaged: only trials that the master does not run can be created; a search creates its own")
 
 
-@router.post("/api/v1/trials/{trial_id}/start", response_model=StartTrialReply)
-async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.post("/trials/{trial_id}/start", response_model=StartTrialReply)
+async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheService) -> Response:
     """Begin another attempt of an unmanaged trial."""
     view = await service.start_trial(trial_id, resume=body.resume)
     return answer(StartTrialReply(**view))
 
 
-@router.patch("/api/v1/trials/{trial_id}", response_model=TrialReply)
-async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService, _: ByUser) -> Response:
+@routes.user.patch("/trials/{trial_id}", response_model=TrialReply)
+async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService) -> Response:
     """A sign of life of an unmanaged trial, and perhaps its new state."""
     state = None if body.state is None else state_in(body.state)
     return answer(TrialReply(trial=Trial.of(await service.patch_trial(trial_id, state=state, end_time=body.end_time))))

@@ -181,7 +181,7 @@ def test_master_and_login_need_no_token(master: Running) -> None:
     assert (refused.status, refused.error["code"]) == (401, 16)
     by_header = master.ask("GET", "me", token=None, headers={"Authorization": f"Bearer {login['token']}"})
     assert by_header.status == 200
-    assert master.ask("GET", "me", token=None, cookies={"auth": login["token"]}).status == 200
+    assert master.ask("GET", "me", token=None, cookies={"auth": login["token"]}).status == 401
     assert master.ask("GET", "me", token="x").error["error"] == "invalid credentials"
     assert master.ask("GET", "me", token=None).error["error"] == "token missing"
 

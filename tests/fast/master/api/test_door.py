@@ -6,33 +6,24 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from fastapi.routing import APIRoute
 
-from det_core.master.api import _auth
-from det_core.master.api._app import _PARTS
-from det_core.master.api._auth import OPEN
+from det_core.master.api._routing import MAX_OPEN_BODY_BYTES, Routes
 from support.running_master import CONFIG, Running
 
-GUARDS = {getattr(_auth, name) for name in vars(_auth) if name.startswith("for_")}
 
+def test_route_that_compares_no_object_with_the_token_cannot_be_declared() -> None:
+    """Reject a route that would answer every trial; ``test_tokens.py`` proves the rights on every route."""
 
-def routes() -> list[APIRoute]:
-    """Return all routes of the API."""
-    return [route for part in _PARTS for route in part.router.routes if isinstance(route, APIRoute)]
+    async def forgetful(uuid: str) -> None:
+        """Serve a route whose path names no object of a trial."""
 
-
-def test_every_route_says_who_may_use_it() -> None:
-    found = routes()
-    assert len(found) > 70
-    for route in found:
-        guards = [d.call for d in route.dependant.dependencies if d.call in GUARDS]
-        assert len(guards) == 1, route.path
-        is_open = all((method, route.path) in OPEN for method in route.methods)
-        assert (guards[0] is _auth.for_anybody) == is_open, route.path
+    with pytest.raises(TypeError, match="names no object"):
+        Routes("things").trial.get("/things/{uuid}")(forgetful)
+    Routes("things").trial.get("/trials/{trial_id}/things/{uuid}")(forgetful)
 
 
 def test_another_spelling_of_a_number_opens_nothing(master: Running) -> None:
-    """Reject other spellings of an ID; ``test_tokens.py`` proves the rights on every route."""
+    """Reject other spellings of an ID."""
     own, other = master.a_trial(), master.a_trial().trial_id
     for text in (f"%20{other}", f"+{other}", f"{other}.0", f"0{other}", f"{other}%20", "x", "-1"):
         assert master.ask("GET", f"trials/{text}", None, own.session_token).status == 403, text
@@ -118,6 +109,15 @@ def test_what_is_not_there_is_501_and_nothing_redirects(master: Running) -> None
 def test_a_body_that_says_it_is_too_long_is_not_read(master: Running) -> None:
     refused = master.ask("POST", "task/logs", b"x" * ((1 << 20) + 1))
     assert (refused.status, refused.error["code"]) == (413, 8)
+
+
+def test_body_without_token_is_limited_to_64_kib(master: Running) -> None:
+    body = {"username": "x" * (MAX_OPEN_BODY_BYTES - 200), "password": master.token}
+    assert master.ask("POST", "auth/login", body, token=None).status == 200
+    refused = master.ask("POST", "auth/login", {**body, "username": "x" * MAX_OPEN_BODY_BYTES}, token=None)
+    assert (refused.status, refused.headers["Connection"]) == (413, "close")
+    chunks = (b"x" * 1000 for _ in range(1000))
+    assert master.ask("POST", "auth/login", chunks, token=None).status == 413
 
 
 def test_ten_gigabytes_are_refused_while_they_come(master: Running) -> None:

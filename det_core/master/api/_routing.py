@@ -1,0 +1,199 @@
+"""Routers that say who may call, and what every request passes before its route.
+
+A route admits its caller before the body is read. It also evens out what the contract leaves to clients: bodies are
+JSON whatever their content type says, and query parameters are camelCase or snake_case.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
+
+import orjson
+from fastapi import APIRouter, Depends, FastAPI, Request, Security
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as PlainRequest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope
+
+from det_core.master._errors import MasterError, Stopping, TooMuch
+from det_core.master.api._auth import OBJECT_IDS, Authenticator, Caller
+from det_core.master.api._pending import PendingRequests
+from det_core.master.api._refusals import refuse
+from det_core.master.service import Service
+
+API_PREFIX = "/api/v1"
+MAX_BODY_BYTES = 128 << 20
+"""Bytes that the body of a request may have (§2.2)."""
+MAX_OPEN_BODY_BYTES = 64 << 10
+"""Bytes that the body of a request without a token may have."""
+_HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
+
+
+class Routes:
+    """Routers of one subject, by who may call.
+
+    Args:
+        tag: name of the subject.
+        prefix: path that the paths of the routes are relative to.
+
+    Attributes:
+        open: routes that need no token.
+        user: routes for the user alone.
+        trial: routes for the user, and for the trial that is the owner of all objects the path names. A route whose
+            path names none takes a parameter ``caller`` and checks the objects in the body itself.
+    """
+
+    def __init__(self, tag: str, prefix: str = API_PREFIX) -> None:
+        # Only declares the token in the description of the API; _Route checks it.
+        token = [Security(HTTPBearer(scheme_name="token", auto_error=False))]
+        self.open = APIRouter(prefix=prefix, tags=[tag], route_class=_Route)
+        self.user = APIRouter(prefix=prefix, tags=[tag], route_class=_UserRoute, dependencies=token)
+        self.trial = APIRouter(prefix=prefix, tags=[tag], route_class=_TrialRoute, dependencies=token)
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add all routes to an application."""
+        for router in (self.trial, self.user, self.open):
+            app.include_router(router)
+
+
+class _Route(APIRoute):
+    """A route that admits everybody."""
+
+    async def admit(self, request: Request) -> Caller | None:
+        """Return the caller, None without a token.
+
+        Raises:
+            MasterError: If this route does not admit the caller.
+        """
+        return None
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                checked = await self._check(request)
+            except MasterError as e:
+                response = refuse(request.url.path, e)
+                response.headers["Connection"] = "close"  # the rest of the body is not read
+                return response
+            return await handle(checked)
+
+        return handler
+
+    async def _check(self, request: Request) -> Request:
+        state = request.app.state
+        if state.pending.is_released:
+            raise Stopping("the master is about to stop; try again in a moment")
+        caller = await self.admit(request)
+        request.state.caller = caller
+        body = _Body(request.receive, MAX_OPEN_BODY_BYTES if caller is None else state.max_body_bytes)
+        length = request.headers.get("content-length", "0")
+        if length.isdigit():
+            body.check(int(length))
+        return _JsonRequest(_even_out(request.scope), body.receive)
+
+
+class _UserRoute(_Route):
+    """A route for the user alone."""
+
+    async def admit(self, request: Request) -> Caller:
+        caller = await _identify(request)
+        caller.check_user()
+        return caller
+
+
+class _TrialRoute(_Route):
+    """A route for the user and the trial that owns the objects in the path."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        if not OBJECT_IDS & set(self.param_convertors) and "caller" not in inspect.signature(endpoint).parameters:
+            raise TypeError(f"{path}: names no object that belongs to a trial, and its function takes no caller")
+
+    async def admit(self, request: Request) -> Caller:
+        caller = await _identify(request)
+        caller.check(**{name: value for name, value in request.path_params.items() if name in OBJECT_IDS})
+        return caller
+
+
+async def _identify(request: Request) -> Caller:
+    authenticator: Authenticator = request.app.state.authenticator
+    return await authenticator.identify(request.headers)
+
+
+class _Body:
+    """The body of a request, of bounded size."""
+
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._received = 0
+
+    def check(self, size: int) -> None:
+        """Raise TooMuch if the body may not have that many bytes."""
+        if size > self._max_bytes:
+            raise TooMuch(f"the request has more than {self._max_bytes >> 10} KiB, the maximum here")
+
+    async def receive(self) -> Message:
+        """Return the next message of the server; FastAPI lets nothing but an HTTPException through here."""
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        try:
+            self.check(self._received)
+        except TooMuch as e:
+            raise HTTPException(e.status, str(e), {"Connection": "close"}) from None
+        return message
+
+
+class _JsonRequest(PlainRequest):
+    """A request whose JSON is read by orjson: fast, and neither lone surrogates nor NaN."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+
+    async def json(self) -> Any:
+        return orjson.loads(await self.body())
+
+
+def _even_out(scope: Scope) -> Scope:
+    """Return the scope with a JSON body, and with the query's names in snake_case."""
+    headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+    headers.append((b"content-type", b"application/json"))
+    query: bytes = scope["query_string"]
+    if query.lower() != query:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        query = urlencode([(_HUMP.sub(r"_\1", name).lower(), value) for name, value in pairs]).encode("latin-1")
+    return {**scope, "headers": headers, "query_string": query}
+
+
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _pending(request: Request) -> PendingRequests:
+    pending: PendingRequests = request.app.state.pending
+    return pending
+
+
+async def _authenticator(request: Request) -> Authenticator:
+    authenticator: Authenticator = request.app.state.authenticator
+    return authenticator
+
+
+async def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+TheService = Annotated[Service, Depends(_service)]
+ThePendingRequests = Annotated[PendingRequests, Depends(_pending)]
+TheAuthenticator = Annotated[Authenticator, Depends(_authenticator)]
+TheCaller = Annotated[Caller, Depends(_caller)]
