@@ -20,6 +20,7 @@ from det_core._training.data_order import EpochOrder, SeededDataset, length_of, 
 from det_core._training.devices import mover
 from det_core._training.loader_errors import forget_workers
 from det_core.accelerated.utils import epoch_seed
+from det_core.core import ResumableLoader
 
 logger = logging.getLogger("det_core.accelerated")
 
@@ -39,8 +40,9 @@ class EpochLoader:
 
     A torch ``DataLoader`` of a map-style dataset is rebuilt around an :class:`EpochOrder`. Anything else is iterated
     as it is: every rank draws all of its batches and takes its share, and a resume in the middle of an epoch passes
-    over batches. Workers of an iterable dataset are started anew in each epoch, with seeds from its number. It also
-    has what accelerate's loaders have, which tell ``gather_for_metrics()`` how many samples of the last batches are
+    over batches. Workers of an iterable dataset are started anew in each epoch, with seeds from its number. Of a loader
+    that ``core.resumable()`` made, the position is unused: it takes the DataLoader inside. It also has what
+    accelerate's loaders have, which tell ``gather_for_metrics()`` how many samples of the last batches are
     there for the second time.
 
     Args:
@@ -62,6 +64,9 @@ class EpochLoader:
     def __init__(
         self, loader: Any, *, seed: int, rank: int, size: int, even: bool, device: torch.device, shared: Any = None
     ) -> None:
+        if isinstance(loader, ResumableLoader):
+            # Nobody would save its position, and its order hangs on the global generators, not on seed and epoch.
+            loader = loader.loader
         self.loader = loader
         self.device = device
         self._shared = shared

@@ -26,6 +26,7 @@ from det_core.accelerated.schedulers import CosineLrScheduler
 
 EPOCHS, RECORDS, WORKERS, PACE = given("EPOCHS", 5), given("RECORDS", 72), given("WORKERS", 2), given("PACE", 0.01)
 RANK, SIZE, EVERY, DATA = given("RANK", 0), given("WORLD_SIZE", 1), given("EVERY", "2"), given("DATA", ".")
+KIND = given("KIND", "records")
 
 
 class Noisy(torch.utils.data.Dataset):
@@ -37,6 +38,25 @@ class Noisy(torch.utils.data.Dataset):
     def __getitem__(self, i):
         noise = (torch.rand(4) + random.random()) * 0.1
         return torch.full((4,), i / RECORDS) + noise, torch.tensor([i / RECORDS])
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """A worker's share of the same records, in an order that the worker draws."""
+
+    def __len__(self):
+        return RECORDS
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        share = range(worker.id, RECORDS, worker.num_workers)
+        return (Noisy()[share[i]] for i in torch.randperm(len(share)).tolist())
+
+
+class OwnLoader(Trainer):
+    """Trainer whose training loader is one that its user has made resumable."""
+
+    def create_train_dataloader(self, *args, **kwargs):
+        return core.resumable(super().create_train_dataloader(*args, **kwargs))
 
 
 class Told(TrainerCallback):
@@ -75,12 +95,14 @@ def loaders():
 
 
 def trainer(model, callbacks):
-    return Trainer(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), callbacks)
+    cls = OwnLoader if KIND == "resumable stream" else Trainer
+    return cls(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), callbacks)
 
 
 def train(trainer, epochs=EPOCHS, **more):
     trainer.train(
-        Noisy(), epochs, eval_dataset=Noisy(), per_device_batch_size=8, gradient_accumulation_steps=2,
+        Noisy() if KIND == "records" else Stream(), epochs,
+        eval_dataset=Noisy(), per_device_batch_size=8, gradient_accumulation_steps=2,
         create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1),
         train_dataloader_kwargs=loaders(), eval_dataloader_kwargs={"num_workers": 0},
         gradient_clip_norm=1.0, report_every=3, checkpoint_every=EVERY if EVERY == "epoch" else int(EVERY), **more,

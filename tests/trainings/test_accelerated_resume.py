@@ -41,12 +41,19 @@ def assert_as_straight(other: Training, straight: Training) -> None:
         assert rows[0] == rows[1] and rows[0][-1][0] == UPDATES[straight.ranks], group
 
 
-@pytest.mark.parametrize(("ranks", "workers", "every"), [(1, "2", "epoch"), (2, "0", "2")])
-def test_case_38_killed_and_paused_ends_as_straight(tmp_path: Path, ranks: int, workers: str, every: str) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, {"EVERY": "epoch"}),
+        (2, {"WORKERS": "0"}),
+        # Two workers give five batches of a half of the records each, and every rank takes five of these ten.
+        (2, {"KIND": "resumable stream", "RECORDS": "80"}),
+    ],
+    ids=["epochs", "ranks", "resumable stream"],
+)
+def test_case_38_killed_and_paused_ends_as_straight(tmp_path: Path, ranks: int, options: dict[str, str]) -> None:
     rng = random.Random(ranks)
-    straight, other = (
-        script(tmp_path / name, ranks, EVERY=every, WORKERS=workers) for name in ("straight", "disturbed")
-    )
+    straight, other = (script(tmp_path / name, ranks, **options) for name in ("straight", "disturbed"))
     straight.finished()
     half = EPOCHS * BATCHES[ranks] // 2
     other.disturbed_at(rng.randrange(1, half), signal.SIGKILL, rng)
