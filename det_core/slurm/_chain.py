@@ -1,7 +1,7 @@
 """The record of a chain: a directory ``slurm`` in its run's directory, readable by its owner alone.
 
 ======================  =================================================================
-``chain.json``          name, jobs and end; written by the job that holds ``lock``
+``chain.json``          name, base, jobs and end; written by the job that holds ``lock``
 ``submitted``           IDs of all jobs, for those that never began
 ``job.sh``, ``env.sh``  batch file; environment of the submit, which is removed at the end
 ``secret``              of the launchers and ranks of several nodes
@@ -34,6 +34,7 @@ class Chain:
 
     Attributes:
         name: of the chain and of its jobs, by which Slurm's listing tells whose they are.
+        base: starts and newest checkpoint of the run before the first job.
         jobs: all jobs that have had their turn, oldest first.
         end: how the chain ended; empty while it goes on.
     """
@@ -46,31 +47,45 @@ class Chain:
         self.load()
 
     @classmethod
-    def create(cls, home: Path, name: str, command: Sequence[str]) -> Chain:
-        """Make a run that has not begun, and its chain, whose name ends with that of the run to be unique.
+    def create(cls, home: Path, name: str, command: Sequence[str], resume: str = "") -> Chain:
+        """Make the chain of a new run that has not begun, or of the run ``resume``, whose earlier chain has ended.
 
         Raises:
-            RunError: If the run's directory cannot be made.
+            RunError: If the run's directory cannot be made, or no run has the ID ``resume``.
+            ValueError: If the chain of the run to resume has not ended.
         """
-        run = RunFolder.create(home, name=os.path.abspath(script_of(command)))
+        base = JobRecord()
+        if resume:
+            run = RunFolder.open(home, resume)
+            record = RunRecord(run.path)
+            base = JobRecord(starts=record.starts, checkpoint=newest_checkpoint(record)[0])
+            earlier = chain_of_run(run.path)
+            if earlier and not earlier.end:
+                advice = f"to end it: det-core slurm cancel {run.run_id}"
+                raise ValueError(f"the chain of run {run.run_id} has not ended; {advice}")
+        else:
+            run = RunFolder.create(home, name=os.path.abspath(script_of(command)))
         folder = run.path / FOLDER
-        folder.mkdir(mode=0o700)
-        record = {"name": f"{name}.{run.run_id[-6:]}", "jobs": [], "end": ""}
-        write_atomic(folder / "chain.json", json.dumps(record).encode(), mode=0o600)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for state in ("cancel", "submitted"):
+            (folder / state).unlink(missing_ok=True)
+        content = {"name": f"{name}.{run.run_id[-6:]}", "base": base, "jobs": [], "end": ""}  # a unique name
+        write_atomic(folder / "chain.json", json.dumps(content, default=vars).encode(), mode=0o600)
         write_atomic(folder / "secret", secrets.token_hex(32).encode(), mode=0o600)
         return cls(folder)
 
     def load(self) -> None:
-        """Read name, jobs and end again, as another job of the chain has left them."""
+        """Read ``chain.json`` again, as another job of the chain has left it."""
         record = json.loads((self.folder / "chain.json").read_bytes())
         self.name: str = record["name"]
+        self.base = JobRecord(**record.get("base", {}))
         self.jobs = [JobRecord(**job) for job in record["jobs"]]
         self.end: str = record["end"]
 
     def save(self, end: str = "") -> None:
-        """Write name and jobs, and at the end of the chain how it ended; then the environment of the submit goes."""
+        """Write ``chain.json``; at the chain's end with how it ended, and then the environment of the submit goes."""
         self.end = end
-        record = {"name": self.name, "jobs": self.jobs, "end": end}
+        record = {"name": self.name, "base": self.base, "jobs": self.jobs, "end": end}
         self.write("chain.json", json.dumps(record, default=vars).encode())
         if end:
             (self.folder / "env.sh").unlink(missing_ok=True)

@@ -112,6 +112,8 @@ class Job:
             end = self._judge()
         if end:
             advice = f"to look at it: det-core runs show {self._chain.run_id}"
+            if not end.startswith("done"):
+                advice += f"; to go on: DET_CORE_RESUME={self._chain.run_id} det-core slurm submit …"
             print_notice(f"chain {self._chain.name} has ended: {end}; {advice}")
             self._chain.save(end)  # after the line, which is the last that those who follow the logs see
             self.cancel_next()
@@ -230,7 +232,7 @@ class Job:
     def _record_end(self, status: int | None, stop: str) -> None:
         """Record how the last job of the chain ended; without a status a lost one, which could not do so itself."""
         record = self._chain.jobs[-1]
-        before = [JobRecord(), *self._chain.jobs][-2]
+        before = [self._chain.base, *self._chain.jobs][-2]
         run = RunRecord(self._chain.run_path)
         record.status = status
         record.stop = self._find_cause(record, stop)

@@ -75,7 +75,7 @@ def decide(jobs: Sequence[JobRecord], max_jobs: int) -> str:
     if last.stop == CANCELLED:
         return CANCELLED
     if last.failure and len(stalled) == len(jobs):
-        return f"failed ({last.failure}; no checkpoint to go on from)"
+        return f"failed ({last.failure}; before the chain's first checkpoint)"
     if last.failure and [job.failure for job in stalled[:2]] == [last.failure] * 2:
         return f"failed ({last.failure}; 2 times in a row without a newer checkpoint)"
     if last.status == 0 and not last.failure and not last.stop and last.state not in _GOES_ON:

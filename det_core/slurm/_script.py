@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from det_core._env import LAUNCH_NAMES, LAUNCH_PREFIXES, changed_environment
+from det_core._env import LAUNCH_NAMES, LAUNCH_PREFIXES, Environment, changed_environment
 from det_core.slurm._chain import Chain, script_of
 from det_core.slurm._commands import SlurmError, run_slurm
 
@@ -124,20 +124,25 @@ class JobOptions:
 def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Chain:
     """Make a chain and submit its first job, or the first ``options.chain`` at once.
 
+    ``DET_CORE_RESUME`` in this process's environment names a run that the chain goes on with, instead of a new one.
+
     Args:
         home: where runs are kept; all nodes have to see it.
         options: what to run and where.
         variables: see :func:`environment_file`.
 
     Raises:
-        ValueError: If the options are invalid, or the command is not there.
-        SlurmError: If sbatch refuses, in its words; nothing is left then.
-        RunError: If the run's directory cannot be made.
+        ValueError: If the options are invalid, the command is not there, or a chain of the run has not ended.
+        SlurmError: If sbatch refuses, in its words; nothing is left then of a new run.
+        RunError: If the run's directory cannot be made, or the run to go on with is not there.
     """
     options.check()
     options.check_command()
     environment = environment_file(changed_environment({}), variables)
-    chain = Chain.create(home, options.chain_name, options.command)
+    resume = Environment.read().resume or ""
+    if resume == "latest":
+        raise ValueError("DET_CORE_RESUME=latest: expected the ID of a run to go on with; unset it for a new run")
+    chain = Chain.create(home, options.chain_name, options.command, resume)
     try:
         chain.write("env.sh", environment)
         chain.write("job.sh", batch_file(options, os.getcwd()).encode())
@@ -148,7 +153,10 @@ def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Ch
         with suppress(SlurmError):  # such as a limit of jobs in the queue, which the first ones were within
             if chain.submitted:
                 run_slurm("scancel", *chain.submitted)
-        shutil.rmtree(chain.run_path)
+        if resume:
+            chain.save("not submitted")
+        else:
+            shutil.rmtree(chain.run_path)
         raise
     return chain
 

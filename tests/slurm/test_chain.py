@@ -154,7 +154,8 @@ def test_controller_away_for_a_minute_at_the_start_and_the_end_of_jobs_goes_on(c
 class TestFailures:
     @pytest.mark.parametrize(
         ("step", "every", "reason", "jobs"),
-        [("3", "0", "no checkpoint to go on from", 1), ("23", "10", "2 times in a row without a newer checkpoint", 3)],
+        [("3", "0", "before the chain's first checkpoint", 1),
+         ("23", "10", "2 times in a row without a newer checkpoint", 3)],
     )  # fmt: skip
     def test_script_that_fails_by_itself_ends_the_chain(
         self, cluster: Cluster, step: str, every: str, reason: str, jobs: int

@@ -68,6 +68,23 @@ def test_chain_whose_successor_was_cancelled_is_broken_off_and_goes_on_by_the_co
     chain.check_every_step_once(50)
 
 
+def test_submit_goes_on_with_the_run_of_a_cancelled_chain(cluster: Cluster) -> None:
+    cancelled = cluster.submit("--time", "5", TOTAL="50")
+    cancelled.wait_for_step(10)
+    cluster.det_core("cancel", cancelled.chain.submitted[0])
+    assert cancelled.wait_for_end() == "cancelled"
+    run_id = cancelled.chain.run_id
+    refused = cluster.det_core(
+        "submit", "--partition", "gpux", "--", "python", "train.py", check=False, DET_CORE_RESUME=run_id
+    )
+    assert refused.returncode == 1 and cancelled.end() == "not submitted"
+    chain = cluster.submit("--time", "5", TOTAL="50", DET_CORE_RESUME=run_id)
+    assert chain.chain.run_id == run_id
+    assert chain.wait_for_end() == "done"
+    assert len(chain.jobs()) == 1
+    chain.check_every_step_once(50)
+
+
 def test_list_and_logs_show_all_jobs(cluster: Cluster) -> None:
     chain = cluster.submit("--time", "5", "--partition", "low", TOTAL="40")
     chain.wait_for_step(5)

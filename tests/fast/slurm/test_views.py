@@ -54,6 +54,19 @@ def test_save_of_the_end_removes_the_environment(chain: Chain) -> None:
     assert {path.stat().st_mode & 0o077 for path in [chain.folder, *chain.folder.iterdir()]} == {0}
 
 
+def test_create_for_a_run_whose_chain_has_ended_begins_another_one(chain: Chain, home: Path) -> None:
+    command = ["python", "fit.py"]
+    with pytest.raises(ValueError, match=f"has not ended; to end it: det-core slurm cancel {chain.run_id}"):
+        Chain.create(home, "fit", command, chain.run_id)
+    chain.write("cancel", b"save")
+    chain.save("cancelled")
+    again = Chain.create(home, "fit", command, chain.run_id)
+    assert again.run_path == chain.run_path
+    assert (again.name, again.jobs, again.end, again.cancel_request) == (chain.name, [], "", "")
+    with pytest.raises(RunNotFound):
+        Chain.create(home, "fit", command, "no-such-run")
+
+
 def test_find_chain_takes_id_name_job_or_latest(chain: Chain, home: Path) -> None:
     chain.write("submitted", b"7 8")
     for name in ("latest", chain.run_id, chain.run_id[:17], chain.name, "8"):
