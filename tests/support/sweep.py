@@ -89,8 +89,6 @@ class Sweep:
             case.query.update({k: v for k, v in LIMITED.items() if k in case.query})
         if case.path.endswith(("/signals/preemption", "/wait")):
             case.query = {**(case.query or {}), "timeout_seconds": 0}
-        if isinstance(case.body, dict) and "numPeers" in case.body:
-            case.body["numPeers"] = 1
         names = case.path_parameters or {}
         if self.made % 2 or ("allocation_id" in names and self.made % 20):  # who asks for another is slowed down
             names.update({k: v for k, v in self._known.items() if k in names})

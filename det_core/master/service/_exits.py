@@ -35,7 +35,6 @@ def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport) -> 
     kind = classify(_facts(hub, allocation, report))
     _write(tx, allocation, report, kind)
     tx.then(hub.signals.close, allocation_id)
-    tx.then(hub.gatherings.end, allocation_id)
     after = after_exit(
         TrialFacts(
             state=trial.state,

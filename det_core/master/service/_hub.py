@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from det_core.master.service._gather import Gatherings
 from det_core.master.service._live import Live
 from det_core.master.service._news import News
 from det_core.master.service._signals import Signals
@@ -31,7 +30,6 @@ class Hub:
         settings: where the master is.
         live: what goes on; only the actor changes it.
         signals: who waits for the word to stop.
-        gatherings: who waits at a barrier.
         news: who waits for an experiment's end, or for log lines.
         writing: held while a context archive becomes a file.
         actor: where decisions are made.
@@ -46,7 +44,6 @@ class Hub:
     settings: MasterSettings
     live: Live = field(default_factory=Live)
     signals: Signals = field(default_factory=Signals)
-    gatherings: Gatherings = field(default_factory=Gatherings)
     news: News = field(default_factory=News)
     best: dict[int, tuple[float, Validation | None]] = field(default_factory=dict)
     identities: dict[str, TokenView] = field(default_factory=dict)

@@ -17,7 +17,6 @@ from det_core.master.service import (
     _logs,
     _operations,
     _patch,
-    _peers,
     _queries,
     _reports,
     _retention,
@@ -518,42 +517,9 @@ class Service:
         """Whoever lent the machine wants it back: have the trial save and stop; it runs again elsewhere."""
         await _signalled.pending(self._hub, allocation_id)
 
-    async def rendezvous(self, allocation_id: str, resources_id: str) -> RendezvousView:
-        """The addresses of all peers, once all have started."""
-        return await _peers.rendezvous(self._hub, allocation_id, resources_id)
-
-    async def all_gather(
-        self, allocation_id: str, request_uuid: str, num_peers: int, data: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
-        """What each of ``num_peers`` has sent, once all have."""
-        return await _peers.gather(self._hub, allocation_id, "all_gather", request_uuid, num_peers, data)
-
-    async def notify_container_running(
-        self, allocation_id: str, request_uuid: str, num_peers: int, data: Mapping[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Note that a container runs."""
-        await _peers.gather(self._hub, allocation_id, "notify_container_running", request_uuid, num_peers, data)
-        return []
-
-    async def accelerator_data(self, allocation_id: str, data: Mapping[str, Any]) -> None:
-        """Note what accelerators an allocation has."""
-        await _peers.note(self._hub, allocation_id, accelerators=dict(data))
-
-    async def proxy_address(self, allocation_id: str, address: str) -> None:
-        """Note where an allocation is reached."""
-        await _peers.note(self._hub, allocation_id, proxy_address=address)
-
-    async def daemon(self, allocation_id: str, resources_id: str) -> None:
-        """Note that this container may be killed once the others are done."""
-        await _peers.note(self._hub, allocation_id, daemons=[resources_id])
-
-    async def ready(self, allocation_id: str) -> None:
-        """The allocation is ready."""
-        await _peers.note(self._hub, allocation_id, ready=True)
-
-    async def waiting(self, allocation_id: str) -> None:
-        """The allocation waits."""
-        await _peers.note(self._hub, allocation_id, ready=False)
+    async def rendezvous(self, allocation_id: str) -> RendezvousView:
+        """Return the addresses of an allocation's containers."""
+        return await _signalled.rendezvous(self._hub, allocation_id)
 
     # unmanaged trials (§9)
 

@@ -1,4 +1,4 @@
-"""What allocations ask about preemption, and what they say of it (§5.6)."""
+"""Requests of an allocation's own processes: preemption (§5.6) and rendezvous (§6)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from det_core.master._errors import NotFound
 from det_core.master.service import _allocations
 from det_core.master.service._access import live_allocation
+from det_core.master.service._views import RendezvousView
 from det_core.master.store import allocations
 
 if TYPE_CHECKING:
@@ -58,3 +59,15 @@ async def pending(hub: Hub, allocation_id: str) -> None:
         _allocations.ask_to_stop(hub, tx, live_allocation(hub, allocation_id), "its machine is wanted back")
 
     await hub.actor.do(command)
+
+
+async def rendezvous(hub: Hub, allocation_id: str) -> RendezvousView:
+    """Return the addresses of an allocation's containers: one, because the engine runs it on this machine.
+
+    Raises:
+        NotFound: If no allocation has this ID.
+        Fenced: If it has ended.
+    """
+    await know_allocation(hub, allocation_id)
+    allocation = live_allocation(hub, allocation_id)
+    return RendezvousView(addresses=["127.0.0.1"], rank=0, slots=[len(allocation.slot_ids)])

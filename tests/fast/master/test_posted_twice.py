@@ -113,8 +113,6 @@ def test_a_zombie_is_refused(real: RealMaster, tmp_path: Path) -> None:
         ("POST", "checkpoints", checkpoint(old, str(uuid.uuid4()), 1)),
         ("POST", f"allocations/{old.id}/signals/ack_preemption", None),
         ("POST", f"allocations/{old.id}/signals/pending_preemption", None),
-        ("POST", f"allocations/{old.id}/ready", {"allocationId": old.id}),
-        ("POST", f"allocations/{old.id}/all_gather", {"requestUuid": "u", "numPeers": 1, "data": {}}),
     ]
     by_token: list[tuple[str, str, Any]] = [
         ("POST", f"{trial}/searcher/completed_operation", {"op": {"length": 8}, "searcherMetric": 1}),

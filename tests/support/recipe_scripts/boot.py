@@ -10,9 +10,7 @@ import io
 import os
 import sys
 import tarfile
-import threading
 from pathlib import Path
-from typing import Any
 
 from wire import Trial
 
@@ -31,9 +29,8 @@ def main(trial: Trial) -> None:
     assert trial.ask("POST", f"{allocation}/proxy_address", {"proxyAddress": "127.0.0.1"}) == {}
     found = trial.ask("GET", f"{allocation}/resources/{resources}/rendezvous")["rendezvousInfo"]
     assert (len(found["addresses"]), found["rank"], len(found["slots"])) == (1, 0, 1)
-    gather(trial, f"{allocation}/all_gather")
     running = {"allocationId": trial.allocation, "requestUuid": "r", "numPeers": 1, "rank": 0, "nodeName": "here"}
-    assert trial.ask("POST", f"{allocation}/notify_container_running", {**running, "data": {}}) == {"data": []}
+    assert trial.ask("POST", f"{allocation}/notify_container_running", {**running, "data": {}}) == {}
     for word in ("waiting", "ready"):
         assert trial.ask("POST", f"{allocation}/{word}", {"allocationId": trial.allocation}) == {}
     trial.ask("POST", f"{allocation}/resources/{resources}/daemon")
@@ -44,23 +41,6 @@ def main(trial: Trial) -> None:
         trial.wait_for_preemption()
         assert trial.should_preempt()
     trial.close()
-
-
-def gather(trial: Trial, path: str) -> None:
-    """Gather from two peers, one of which asks once more on a new connection: both get what both have, in one order."""
-    answers: dict[str, Any] = {}
-
-    def peer(name: str, rank: int) -> None:
-        data = {"rank": rank, "rendezvous_ip": "127.0.0.1", "slots": 1}
-        body = {"allocationId": trial.allocation, "requestUuid": name, "numPeers": 2, "data": data}
-        answers[name] = trial.ask("POST", path, body)["data"]
-
-    peers = [threading.Thread(target=peer, args=(name, rank)) for rank, name in enumerate("ab")]
-    for thread in peers:
-        thread.start()
-    for thread in peers:
-        thread.join()
-    assert answers["a"] == answers["b"] and sorted(d["rank"] for d in answers["a"]) == [0, 1]
 
 
 def ship(trial: Trial) -> None:

@@ -226,8 +226,8 @@ def test_what_containers_of_an_allocation_agree_on(master: Running) -> None:
     assert where["rank"] == 0
     assert len(where["addresses"]) == len(where["slots"]) == 1
     wanted = {"allocationId": spec.allocation_id, "requestUuid": "u1", "numPeers": 1, "data": {"rank": 0}}
-    assert master.ask("POST", f"{path}/all_gather", wanted, token).json == {"data": [{"rank": 0}]}
-    assert master.ask("POST", f"{path}/notify_container_running", wanted | {"rank": 0}, token).json == {"data": []}
+    assert master.ask("POST", f"{path}/all_gather", wanted, token).json == {}
+    assert master.ask("POST", f"{path}/notify_container_running", wanted | {"rank": 0}, token).json == {}
     accelerators = {"acceleratorData": {"containerId": "c", "acceleratorType": "cpu", "acceleratorUuids": []}}
     assert master.ask("POST", f"{path}/acceleratorData", accelerators, token).json == {}
     assert master.ask("POST", f"{path}/proxy_address", {"proxyAddress": "10.0.0.1"}, token).json == {}

@@ -66,16 +66,6 @@ def test_a_poll_ends_after_its_time_and_one_for_nothing_is_not_answered_at_once(
     assert time.monotonic() - began >= 0.2, "whatever asks for it in a loop does not spin"
 
 
-def test_peers_get_what_all_of_them_sent(master: Running) -> None:
-    spec = master.a_trial()
-    path = f"allocations/{spec.allocation_id}/all_gather"
-    bodies = [{"requestUuid": f"u{i}", "numPeers": 3, "data": {"rank": i}} for i in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        answers = list(pool.map(lambda body: master.ask("POST", path, body, spec.session_token), bodies))
-    for answer in answers:
-        assert sorted(peer["rank"] for peer in answer.json["data"]) == [0, 1, 2]
-
-
 def test_who_waits_for_an_experiment_hears_of_its_end(master: Running) -> None:
     spec = master.a_trial()
     path = f"experiments/{spec.experiment_id}/wait?timeout_seconds="

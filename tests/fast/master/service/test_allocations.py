@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.master._errors import Fenced, NotFound
 from det_core.master.service import _signalled
 from det_core.master.service._runner import context_file
 from det_core.master.store import contexts
@@ -67,16 +67,13 @@ def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypat
         async with bench(tmp_path, deaf) as b:
             allocation = await one(b)
             poll = asyncio.create_task(b.service.preemption(allocation, 60))
-            meeting = asyncio.create_task(b.service.all_gather(allocation, "a", 2, {}))
             await asyncio.sleep(0.05)
             await b.service.kill(1)
             assert await poll is True
-            with pytest.raises(Conflict, match="has ended"):
-                await meeting
             await b.ended(1)
             assert await b.service.preemption(allocation, 60) is False
             with pytest.raises(Fenced):
-                await b.service.rendezvous(allocation, "r")
+                await b.service.rendezvous(allocation)
             before = time.monotonic()
             with pytest.raises(NotFound):
                 await b.service.preemption("1.nobody.1", 60)
@@ -85,30 +82,11 @@ def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypat
     asyncio.run(main())
 
 
-def test_peers_meet(tmp_path: Path) -> None:
+def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, deaf, slots=2) as b:
-            allocation, s = await one(b), b.service
-            assert await s.rendezvous(allocation, "r") == {"addresses": ["127.0.0.1"], "rank": 0, "slots": [1]}
-            first = asyncio.create_task(s.all_gather(allocation, "a", 3, {"rank": 0}))
-            await asyncio.sleep(0)
-            second = asyncio.create_task(s.all_gather(allocation, "b", 3, {"rank": 1}))
-            await asyncio.sleep(0.05)
-            again = asyncio.create_task(s.all_gather(allocation, "a", 3, {"rank": 0}))
-            with pytest.raises(Conflict, match="another connection"):
-                await first
-            with pytest.raises(Invalid, match="3 peers"):
-                await s.all_gather(allocation, "c", 2, {})
-            third = await s.all_gather(allocation, "c", 3, {"rank": 2})
-            assert sorted(d["rank"] for d in third) == [0, 1, 2]
-            assert await again == await second == third
-            assert await s.all_gather(allocation, "a", 3, {"rank": 0}) == third
-            assert await s.notify_container_running(allocation, "a", 1, {}) == []
-            await s.accelerator_data(allocation, {"acceleratorType": "cpu"})
-            await s.proxy_address(allocation, "10.0.0.1")
-            await s.daemon(allocation, "r2")
-            await s.ready(allocation)
-            await s.waiting(allocation)
+            allocation = await one(b)
+            assert await b.service.rendezvous(allocation) == {"addresses": ["127.0.0.1"], "rank": 0, "slots": [1]}
 
     asyncio.run(main())
 
