@@ -156,11 +156,15 @@ class MasterError(DetCoreError):
 
     Attributes:
         status: HTTP status of its answer; 0 without one.
+        detail: The master's reason alone, or the cause of a missing answer.
+        maybe_applied: Whether an attempt was made whose answer is lost: the master may have carried it out.
     """
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, *, detail: str = "", maybe_applied: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.detail = detail or message
+        self.maybe_applied = maybe_applied
 
 
 class MasterUnreachable(MasterError, ConnectionError):

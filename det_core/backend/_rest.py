@@ -12,13 +12,13 @@ from det_core import _clock
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest_master import Master
 from det_core.backend._rest_operations import Operations
-from det_core.backend._session import MasterSession
 from det_core.backend._ship import Shipper
 from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
+from det_core.protocol import MasterSession
 
 logger = logging.getLogger("det_core.master")
 ACK_PATIENCE = 30.0
-"""Seconds for which a script that is asked to stop waits until the master has heard that it does."""
+"""Maximum wait of a script that is asked to stop until the master has its acknowledgement, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RestBackend:
         heir: bool = False,
     ) -> None:
         self._session, self._master, self._task, self._shipper = session, master, task, shipper
-        self._waiting = session.another()
+        self._waiting = session.clone()
         self._storage_id = storage_id
         self._ship_timeout, self._heir = ship_timeout, heir
         self._operations = Operations(self._call, master, task.trial_id, task.searcher, task.max_length)
@@ -92,21 +92,23 @@ class RestBackend:
             self.acknowledge_preemption()
 
     def acknowledge_preemption(self) -> None:
-        """Say that this exit is on purpose. If the master does not hear it, the script may save all the same: it is
-        said once more at the end."""
+        """Acknowledge the request to stop; if the master does not answer, once more at the end.
+
+        The script may save its state all the same.
+        """
         try:
             self._shipper.drain(ACK_PATIENCE)
             self._acknowledge(ACK_PATIENCE)
         except MasterUnreachable as e:
             self._unheard = True
-            logger.warning("that this process stops on request is said to the master later: %s", e)
+            logger.warning("preemption acknowledgement failed, retrying at exit: %s", e)
 
     def preempted(self, timeout: float) -> bool:
         """Whether the master wants this allocation to stop. Asks once, on connections of its own."""
         began = _clock.monotonic()
         answer = self._waiting.call(
-            "GET", f"{self._allocation}/signals/preemption", params={"timeout_seconds": int(timeout)}, patience=0.0,
-            read=timeout + 10.0,
+            "GET", f"{self._allocation}/signals/preemption", params={"timeout_seconds": int(timeout)}, timeout=0.0,
+            idle_timeout=timeout + 10.0,
         )  # fmt: skip
         if answer.get("preempt"):
             return True
@@ -153,7 +155,12 @@ class RestBackend:
             checkpoint, task_id=task.task_id, allocation_id=task.allocation_id, storage_id=self._storage_id
         )
         uuid = checkpoint["storage_id"]
-        self._call("POST", "/api/v1/checkpoints", body, settled=lambda: self._checkpoint(uuid) is not None)
+        try:
+            self._call("POST", "/api/v1/checkpoints", body)
+        except MasterError as e:
+            # A repeat is refused: what counts is whether the first attempt, whose answer was lost, has registered it.
+            if not (e.status and e.maybe_applied) or self._checkpoint(uuid) is None:
+                raise
 
     def checkpoint_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         """Tell the master what is left. A checkpoint that it does not know is none of its business."""
@@ -205,13 +212,13 @@ class RestBackend:
         return dict(trial.get("latestValidation") or {})
 
     def _acknowledge(self, patience: float) -> None:
-        self._session.call("POST", f"{self._allocation}/signals/ack_preemption", patience=patience)
+        self._session.call("POST", f"{self._allocation}/signals/ack_preemption", timeout=patience)
 
     def _say_early_exit(self) -> None:
         if self._reason == "INVALID_HP" and not self._master.ours:
             body = {"reason": f"EXITED_REASON_{self._reason}"}
             route = f"/api/v1/trials/{self._task.trial_id}/early_exit"
-            self._session.call("POST", route, body, patience=self._ship_timeout)
+            self._session.call("POST", route, body, timeout=self._ship_timeout)
 
     def _checkpoint(self, storage_id: str) -> dict[str, Any] | None:
         from urllib.parse import quote
@@ -224,7 +231,7 @@ class RestBackend:
 
     def _call(self, method: str, route: str, body: Any = None, **how: Any) -> dict[str, Any]:
         """Ask, once the earlier reports have arrived."""
-        self._shipper.drain(self._session.patience)
+        self._shipper.drain(self._session.timeout)
         found = self._session.call(method, route, body, **how)
         return found if isinstance(found, dict) else {}
 

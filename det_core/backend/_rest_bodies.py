@@ -10,9 +10,6 @@ from det_core import _clock
 from det_core._storage_settings import BUCKET_SCHEMES
 from det_core.backend._rest_master import Master
 
-SYSTEM_GROUPS = frozenset(["gpu", "cpu", "memory", "disk", "network"])
-"""Groups whose rows a foreign master appends, each time one comes (§5.2)."""
-
 
 def metrics(trial_id: int, trial_run_id: int, record: Mapping[str, Any]) -> dict[str, Any]:
     """A row of the journal as a metrics report."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from det_core.backend._session import OPEN, MasterSession
+from det_core.protocol import MasterSession
 
 SOFTWARE = "det_core"
 
@@ -50,7 +50,7 @@ def about(session: MasterSession) -> Master:
     Raises:
         MasterError: it does not answer, or is none.
     """
-    found: Any = session.call("GET", OPEN)
+    found: Any = session.call("GET", "/api/v1/master")
     if not isinstance(found, dict):
         found = {}
     return Master(

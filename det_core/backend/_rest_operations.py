@@ -73,7 +73,12 @@ class Operations:
         if self._given is False:
             return
         body = {"op": {"length": length}, "searcherMetric": searcher_metric}
-        self._call("POST", f"{self._route}/completed_operation", body, settled=lambda: self._is_done(length))
+        try:
+            self._call("POST", f"{self._route}/completed_operation", body)
+        except MasterError as e:
+            # A repeat is refused: what counts is whether the first attempt, whose answer was lost, was carried out.
+            if not (e.status and e.maybe_applied) or not self._is_done(length):
+                raise
 
     def _is_done(self, length: int) -> bool:
         """Whether the master has counted it, though it refuses to do so twice."""

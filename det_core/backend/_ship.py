@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from det_core import _clock
-from det_core.backend._session import MasterSession
 from det_core.backend._ship_routes import Carrier, Refusal
 from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped
 from det_core.journal import Cursor, Line
+from det_core.protocol import MasterSession
 
 logger = logging.getLogger("det_core.master")
 INTERVAL = 0.5
@@ -69,7 +69,7 @@ class Shipper:
             MasterError: the master takes nothing from this process any more; or it has refused reports, and nobody was
                 told.
         """
-        self._session.check()
+        self._session.raise_if_forked()
         end = _clock.monotonic() + patience
         self._settle(patience / 2)  # a value that never comes from its device must leave time for the others
         with self._changed:
@@ -152,7 +152,7 @@ class Shipper:
                 with self._changed:
                     self._failure = e
                     self._changed.notify_all()
-                if not self._session.ended:
+                if not self._session.is_closed:
                     logger.error("reports do not get to the master any more, and stay in %s: %s", self._folder, e)
                 return
             with self._changed:

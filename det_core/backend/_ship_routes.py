@@ -10,9 +10,9 @@ from det_core import _clock
 from det_core._json import dump
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest_master import Master
-from det_core.backend._session import MasterSession
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from det_core.journal import Line
+from det_core.protocol import MasterSession
 
 logger = logging.getLogger("det_core.master")
 FOREVER = float("inf")
@@ -66,7 +66,7 @@ class JournalCarrier:
         head = {"trialId": self._trial_id, "trialRunId": self._run_id, "rank": rank, "restart": restart}
         body = dump(head)[:-1] + b',"records":[' + b",".join(line.text for line in lines) + b"]}"
         try:
-            self._session.call("POST", "/api/v1/journal", body, patience=self._patience, insist=True)
+            self._session.call("POST", "/api/v1/journal", body, timeout=self._patience, retry_server_errors=True)
         except MasterError as e:
             if e.status not in (400, 413, 422):
                 raise
@@ -133,12 +133,13 @@ class ReportCarrier:
 
     def _metrics(self, record: dict[str, Any]) -> None:
         route, body = self._route("metrics"), bodies.metrics(self._trial_id, self._run_id, record)
-        if record["group"] in bodies.SYSTEM_GROUPS:
-            self._call(route, body, settled=lambda: self._has_row(record), careful=True)
-        elif "batchMetrics" in body["metrics"]["metrics"]:
-            self._call(route, body, settled=lambda: self._has_batches(record))
-        else:
+        try:
             self._call(route, body)
+        except MasterError as e:
+            # Rows with batch metrics cannot be sent twice; without them they can.
+            is_repeat = e.status and (e.maybe_applied or self._doubt)
+            if not is_repeat or "batchMetrics" not in body["metrics"]["metrics"] or not self._has_batches(record):
+                raise
 
     def _progress(self, record: dict[str, Any]) -> None:
         body = bodies.progress(record["body"], self._master)
@@ -148,11 +149,11 @@ class ReportCarrier:
     def _status(self, record: dict[str, Any]) -> None:
         self._call(self._route("runner/metadata"), {"state": record["body"]["status"]})
 
-    def _call(self, route: str, body: Any, **how: Any) -> Any:
+    def _call(self, route: str, body: Any) -> Any:
         """Post; a 500, by which a foreign master also refuses, is tried again until it is known to be a refusal."""
         while True:
             try:
-                return self._session.call("POST", route, body, patience=self._patience, doubt=self._doubt, **how)
+                return self._session.call("POST", route, body, timeout=self._patience)
             except MasterError as e:
                 if e.status != 500 or self._works():
                     raise
@@ -160,7 +161,7 @@ class ReportCarrier:
     def _works(self) -> bool:
         """Whether the master can say something of the trial, so that a 500 was about the report. Waits until it can."""
         before = _clock.monotonic()
-        self._session.call("GET", f"/api/v1/trials/{self._trial_id}", patience=self._patience, insist=True)
+        self._session.call("GET", f"/api/v1/trials/{self._trial_id}", timeout=self._patience, retry_server_errors=True)
         return _clock.monotonic() - before < 1.0
 
     def _has_batches(self, record: dict[str, Any]) -> bool:
@@ -174,15 +175,6 @@ class ReportCarrier:
             return False
         return True
 
-    def _has_row(self, record: dict[str, Any]) -> bool:
-        """Whether a row that would be appended a second time is there, told by its time."""
-        params = {"trialIds": self._trial_id, "group": record["group"]}
-        route = "/api/v1/trials/metrics/trial_metrics"
-        found = self._session.call("GET", route, params=params, patience=self._patience, insist=True, many=True)
-        rows = [row for part in found for row in part.get("result", part).get("metrics", [])]
-        at = round(record["time"], 3)
-        return any(row.get("trialRunId") == self._run_id and _time(row) == at for row in rows)
-
     def _route(self, name: str) -> str:
         return f"/api/v1/trials/{self._trial_id}/{name}"
 
@@ -192,11 +184,3 @@ class ReportCarrier:
         if isinstance(error, (MasterUnreachable, MasterDenied, UnknownToMaster)):
             return True
         return error.status >= 500 and "run id" in str(error).lower()
-
-
-def _time(row: dict[str, Any]) -> float | None:
-    """When a row says that it was made, to a millisecond."""
-    try:
-        return round(_clock.parse_time(str(row.get("endTime"))), 3)
-    except ValueError:
-        return None

@@ -22,11 +22,11 @@ from det_core._standalone.files import write_atomic
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task
 from det_core.backend._rest_master import Master, about
-from det_core.backend._session import Credential, MasterSession
 from det_core.backend._ship_routes import Carrier, JournalCarrier, Refusal, ReportCarrier
 from det_core.backend._sync_questions import WithQuestions
 from det_core.errors import MasterError, RunNotFound
 from det_core.journal import Cursor, Line, RunSummary, open_cursors
+from det_core.protocol import Credential, MasterSession
 
 TASK = "task.json"
 """In the folder of a run under a master: what it did there."""
@@ -82,7 +82,7 @@ def sync_run(
     if not open_cursors(Path(folder)):
         raise RunNotFound(f"no reports of a run in {folder}")
     shown = [Credential("Authorization", token)] if token else []
-    session = MasterSession(canonical_url(url), shown, cert_file=cert_file, cert_name=cert_name, patience=patience)
+    session = MasterSession(canonical_url(url), shown, cert_file=cert_file, cert_name=cert_name, timeout=patience)
     try:
         sync = _Sync(Path(folder), session, about(session), progress)
         return sync.carry_on() if (Path(folder) / TASK).exists() else sync.bare()
@@ -155,7 +155,7 @@ class _Sync:
         return self._result(Task(trial_id, experiment_id, 0, task_id, None, {}), state)
 
     def _bring(self, own: Sequence[Cursor], task: Task, storage_id: int | None) -> None:
-        ids, patience = (self._session, task.trial_id, task.trial_run_id), self._session.patience
+        ids, patience = (self._session, task.trial_id, task.trial_run_id), self._session.timeout
         inner: Carrier
         if self._master.ours:
             inner = JournalCarrier(*ids, patience=patience)

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task
-from det_core.backend._session import MasterSession
 from det_core.backend._ship_routes import Arrived, Carrier, Refusal
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from det_core.journal import Line
+from det_core.protocol import MasterSession
 
 
 class WithQuestions:
@@ -56,8 +56,14 @@ class WithQuestions:
         said = bodies.checkpoint(
             body, task_id=task.task_id, allocation_id=task.allocation_id, storage_id=self._storage_id
         )
-        if not self._is_known(body["storage_id"]):
-            self._session.call("POST", "/api/v1/checkpoints", said, settled=lambda: self._is_known(body["storage_id"]))
+        if self._is_known(body["storage_id"]):
+            return
+        try:
+            self._session.call("POST", "/api/v1/checkpoints", said)
+        except MasterError as e:
+            # A repeat is refused: what counts is whether the first attempt, whose answer was lost, has registered it.
+            if not (e.status and e.maybe_applied) or not self._is_known(body["storage_id"]):
+                raise
 
     def _is_known(self, storage_id: str) -> bool:
         try:

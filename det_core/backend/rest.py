@@ -3,17 +3,14 @@
 from det_core.backend._rest import RestBackend, Task
 from det_core.backend._rest_bodies import storage_settings
 from det_core.backend._rest_master import Master, about
-from det_core.backend._session import Credential, MasterSession, credentials
 from det_core.backend._ship import Shipper
 from det_core.backend._ship_routes import Carrier, JournalCarrier, Refusal, ReportCarrier
 from det_core.backend._sync import Synced, sync_run, write_task
 
 __all__ = [
     "Carrier",
-    "Credential",
     "JournalCarrier",
     "Master",
-    "MasterSession",
     "Refusal",
     "ReportCarrier",
     "RestBackend",
@@ -21,7 +18,6 @@ __all__ = [
     "Synced",
     "Task",
     "about",
-    "credentials",
     "storage_settings",
     "sync_run",
     "write_task",

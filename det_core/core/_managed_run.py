@@ -14,13 +14,11 @@ from det_core._length import split_length
 from det_core.backend.rest import (
     JournalCarrier,
     Master,
-    MasterSession,
     ReportCarrier,
     RestBackend,
     Shipper,
     Task,
     about,
-    credentials,
     write_task,
 )
 from det_core.core._distributed import DistributedContext
@@ -35,6 +33,7 @@ from det_core.core._run import InitArguments, Run, close_quietly, describe_outco
 from det_core.core._searcher import Unit
 from det_core.core._signals import FlushOnSigterm
 from det_core.journal import Journal, RunFolder, rank_cursors
+from det_core.protocol import MasterSession, credentials
 from det_core.storage import event_files_of_experiment, storage_without_secrets
 
 logger = logging.getLogger("det_core.core")
@@ -168,7 +167,7 @@ def _session(environment: Environment, info: ClusterInfo) -> MasterSession:
         credentials(environment.session_token or info.session_token, environment.user_token),
         cert_file=environment.master_cert or info.master_cert_file,
         cert_name=environment.master_cert_name or info.master_cert_name,
-        patience=environment.master_timeout,
+        timeout=environment.master_timeout,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from det_core._env import Environment
 from det_core._storage_settings import location
-from det_core.backend.rest import MasterSession, storage_settings
+from det_core.backend.rest import storage_settings
 from det_core.errors import CheckpointError, MissingExtra, UnknownToMaster
+from det_core.protocol import MasterSession
 from det_core.storage import DirectoryStore, Store, open_store
 
 SHARED_FS_MOUNT = Path("/determined_shared_fs")

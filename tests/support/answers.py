@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -20,10 +20,14 @@ class Say(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
+Answer = Say | Callable[[dict[str, str]], Say]
+"""An answer, or a function that returns it for the headers of a request."""
+
+
 class Answers:
     """The server; ``asked`` has method, path and headers of every request."""
 
-    def __init__(self, answers: list[Say], context: ssl.SSLContext | None) -> None:
+    def __init__(self, answers: list[Answer], context: ssl.SSLContext | None) -> None:
         self.answers = answers
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         outer = self
@@ -33,6 +37,8 @@ class Answers:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 outer.asked.append((self.command, self.path, dict(self.headers)))
                 say = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
+                if not isinstance(say, Say):
+                    say = say(outer.asked[-1][2])
                 data = say.body if isinstance(say.body, bytes) else json.dumps(say.body or {}).encode()
                 self.send_response(say.status)
                 for name, value in {"Content-Length": str(len(data)), **say.headers}.items():
@@ -65,7 +71,7 @@ class Answers:
 
 
 @contextmanager
-def answering(*answers: Say, context: ssl.SSLContext | None = None) -> Iterator[Answers]:
+def answering(*answers: Answer, context: ssl.SSLContext | None = None) -> Iterator[Answers]:
     """Yield a server that gives these answers in order, and repeats the last one."""
     server = Answers(list(answers), context)
     try:

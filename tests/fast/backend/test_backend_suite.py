@@ -12,10 +12,8 @@ import pytest
 
 from det_core.backend import LocalBackend
 from det_core.backend.rest import (
-    Credential,
     JournalCarrier,
     Master,
-    MasterSession,
     ReportCarrier,
     RestBackend,
     Shipper,
@@ -23,6 +21,7 @@ from det_core.backend.rest import (
     about,
 )
 from det_core.journal import Cursor, Journal
+from det_core.protocol import Credential, MasterSession
 from support.backend_suite import BackendCase, BackendSuite
 from support.foreign_master import foreign_master
 from support.ours import config
@@ -64,7 +63,7 @@ class Rest(BackendSuite):
             trial = master.add_trial(lengths=tuple(lengths))
             master.start(trial, folder / "info")
             token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
-            session = MasterSession(master.url, [token], patience=300)
+            session = MasterSession(master.url, [token])
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             about = Master(self.version)
             carrier = ReportCarrier(session, trial.trial_id, trial.run_id, about)
@@ -95,7 +94,7 @@ class TestRestOfOurs(WithMetrics):
         try:
             spec = running.a_trial(config(folder, lengths[0]))
             token = Credential("Grpc-Metadata-x-allocation-token", spec.session_token)
-            session = MasterSession(running.url, [token], patience=300)
+            session = MasterSession(running.url, [token])
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             carrier = JournalCarrier(session, spec.trial_id, spec.trial_run_id)
             shipper = Shipper([Cursor(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)

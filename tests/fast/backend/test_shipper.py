@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from det_core.backend.rest import Credential, Master, MasterSession, ReportCarrier, Shipper
+from det_core.backend.rest import Master, ReportCarrier, Shipper
 from det_core.errors import MasterError, MasterUnreachable, ReportsLost, ReportsNotShipped
 from det_core.journal import Cursor, Journal, PendingValue
+from det_core.protocol import Credential, MasterSession
 from support.foreign_master import ForeignMaster, Trial, foreign_master
 from support.processes import until
 from support.proxy import LOST, SILENT, proxy_before
@@ -55,17 +56,15 @@ def test_reports_arrive_without_being_asked_for(master: ForeignMaster, trial: Tr
     assert trial.rows[0]["avg"] == {"a": 1} and trial.rows[0]["time"].endswith("+00:00")
 
 
-@pytest.mark.parametrize("group", ["gpu", "training"])
-def test_a_reply_that_is_lost_doubles_nothing(master: ForeignMaster, trial: Trial, tmp_path: Path, group: str) -> None:
-    """Rows of the machine's groups are appended each time they come; batch metrics are refused the second time."""
+def test_lost_answer_to_batch_metrics_doubles_nothing(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
+    """Batch metrics are refused the second time."""
     with proxy_before(master.url) as proxy, shipping(tmp_path, proxy.url, trial) as (journal, shipper):
         proxy.begin(lambda number, request: LOST if request.path.endswith("/metrics") and number % 2 else None)
         for step in range(6):
-            steps, batches = (None, None) if group == "gpu" else (step, [{"b": step}])
-            journal.metrics(group, steps, {"value": step}, batches)
+            journal.metrics("training", step, {"value": step}, [{"b": step}])
         shipper.drain(300)
     assert [r["avg"]["value"] for r in trial.rows] == list(range(6))
-    assert sum(a.path.endswith("/metrics") for a in master.seen) > 6 or group == "gpu"
+    assert sum(a.path.endswith("/metrics") for a in master.seen) > 6
 
 
 def test_a_question_waits_no_longer_than_it_may(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:

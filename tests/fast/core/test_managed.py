@@ -285,7 +285,7 @@ def test_zombie_raises_at_next_request_and_at_close(
 
 
 def test_invalid_token_is_an_error(new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MasterDenied, match="401 invalid credentials: the token is not valid any more"):
+    with pytest.raises(MasterDenied, match="401 invalid credentials: the token is no longer valid"):
         with opened(new, new.add_trial(), tmp_path, monkeypatch, env={"DET_SESSION_TOKEN": "old"}):
             raise AssertionError("not reached")
 

@@ -67,9 +67,10 @@ PUBLIC = {
     "det_core.ipc": "Channel Communicator Communicators connect",
     "det_core.backend": "Backend LocalBackend",
     "det_core.backend.rest": """
-        Carrier Credential JournalCarrier Master MasterSession Refusal ReportCarrier RestBackend Shipper Synced Task
-        about credentials storage_settings sync_run write_task
+        Carrier JournalCarrier Master Refusal ReportCarrier RestBackend Shipper Synced Task about storage_settings
+        sync_run write_task
     """,
+    "det_core.protocol": "Credential IDLE_TIMEOUT MasterSession credentials",
     "det_core.master.engines": """
         Ended Engine ExitReport LaunchSpec Listener LocalEngine LogLine Slots check_archive pack_files read_archived
         unpack_archive
