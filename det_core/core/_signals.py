@@ -10,12 +10,12 @@ import atexit
 import os
 import signal
 import threading
-import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from det_core import _clock
+from det_core._forks import ForkGuard
 from det_core._notices import write_in_handler
 from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS, is_worker_loss
 
@@ -193,7 +193,7 @@ def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-_installed: weakref.WeakSet[PreemptionSignals] = weakref.WeakSet()
+_installed = ForkGuard(PreemptionSignals.after_fork)
 _masks = threading.local()
 
 
@@ -204,15 +204,10 @@ def _before_fork() -> None:
         _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def _after_fork_in_parent() -> None:
+def _after_fork() -> None:
     if _masks.old is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, _masks.old)
 
 
-def _after_fork_in_child() -> None:
-    for handlers in list(_installed):
-        handlers.after_fork()
-    _after_fork_in_parent()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+# After the guard above, so that in a child the handlers are right by then.
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -37,6 +37,7 @@ from multiprocessing.util import register_after_fork
 from types import FrameType
 from typing import Any
 
+from det_core._forks import ForkGuard
 from det_core._standalone.stop_signals import STOP_SIGNALS
 
 _LOADERS = ("torch.utils.data.", "torchdata.")
@@ -73,6 +74,7 @@ def protect_workers() -> None:
     if _parent is not None and _parent.pid == os.getpid():
         return
     _parent = _Parent()
+    _parents.add(_parent)
     register_after_fork(_parent, _Parent.after_fork)
     ForkingPickler.register(type(multiprocessing.current_process().authkey), _reduce_authkey)
     for kind in (SpawnProcess, ForkServerProcess):
@@ -318,11 +320,5 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _parent: _Parent | None = None
 _arrival: _Arrival | None = None
 
-
-def _after_any_fork() -> None:
-    global _parent
-    if _parent is not None:
-        _parent.release()
-
-
-os.register_at_fork(after_in_child=_after_any_fork)
+# Any child, and not only one of multiprocessing, would keep the pipe of its dead parent open.
+_parents = ForkGuard(_Parent.release)

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import pickle
 import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from det_core._clock import monotonic
+from det_core._forks import ForkGuard
 from det_core.ipc._collectives import Channel
 from det_core.ipc._frames import BadFrame, Frame, Kind, encode
 from det_core.ipc._membership import ABORT_NOTICE_TIMEOUT, AbortReason, Membership, some_of
@@ -366,6 +365,7 @@ class Communicator(Membership):
 
     def close_in_child(self) -> None:
         """Close the copies of the descriptors in a forked child, without a message to any peer."""
+        _open_communicators.discard(self)  # their numbers may be those of other files in a child of the child
         self.closing = True
         self.abort_reason = AbortReason("closed", "this DistributedContext belongs to the parent of this process")
         self.loop.close()
@@ -381,14 +381,8 @@ class Communicator(Membership):
             raise self.abort_reason.error()
 
 
-_open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
-"""All open communicators of this process, for its forks and its end."""
-
-
-def _close_all_in_child() -> None:
-    for communicator in list(_open_communicators):
-        communicator.close_in_child()
-    _open_communicators.clear()
+# A child's copies of the sockets would keep the connections of a dead parent open.
+_open_communicators = ForkGuard(Communicator.close_in_child)
 
 
 def _on_process_exit() -> None:
@@ -396,6 +390,4 @@ def _on_process_exit() -> None:
         communicator.on_process_exit()
 
 
-# A child's copies of the sockets would keep the connections of a dead parent open.
-os.register_at_fork(after_in_child=_close_all_in_child)
 atexit.register(_on_process_exit)

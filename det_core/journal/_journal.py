@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from det_core import _clock
+from det_core._forks import ForkGuard
 from det_core.errors import ContextClosed, ReportsLost
 from det_core.journal._devices import HostBuffers, wait_for
 from det_core.journal._file import JournalFile
@@ -82,7 +82,7 @@ class Journal:
         self._lost_values = 0
         self._run_end: Mapping[str, Any] | None = None
         self._ended = ""
-        _JOURNALS.add(self)
+        _journals.add(self)
 
     @property
     def damage(self) -> str:
@@ -461,13 +461,5 @@ def _values(line: bytes) -> dict[str, Any]:
     return values_by_key(record)
 
 
-_JOURNALS: weakref.WeakSet[Journal] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Close the parent's journals in a child: a DataLoader worker would write its parent's rows at exit."""
-    for journal in list(_JOURNALS):
-        journal.close_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# A DataLoader worker would write its parent's rows at exit.
+_journals = ForkGuard(Journal.close_in_child)

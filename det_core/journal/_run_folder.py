@@ -15,7 +15,6 @@ import re
 import stat
 import struct
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from det_core import _clock
+from det_core._forks import ForkGuard
 from det_core._json import is_number
 from det_core._standalone.files import write_atomic
 from det_core.errors import RunError, RunLocked, RunNotFound
@@ -192,7 +192,7 @@ class WriterLock:
         except BaseException:
             self.release()
             raise
-        _LOCKS.add(self)
+        _locks.add(self)
 
     def release(self) -> None:
         """Release the lock. Releasing twice has no effect."""
@@ -445,13 +445,5 @@ def _holder(path: Path) -> str:
         return "another process"
 
 
-_LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Release the locks in a child: a DataLoader worker may outlive its trainer, whose run would stay locked."""
-    for lock in list(_LOCKS):
-        lock.release()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# A DataLoader worker may outlive its trainer, whose run would stay locked.
+_locks = ForkGuard(WriterLock.release)
