@@ -16,6 +16,7 @@ CELLAR = {
     "_clock",
     "_env",
     "_environments",
+    "_forks",
     "_info",
     "_json",
     "_length",
