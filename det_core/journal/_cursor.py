@@ -59,6 +59,7 @@ class Cursor:
     Attributes:
         offset: bytes of the journal that have been shipped.
         saved: content of the last :meth:`save` for this destination, by this process or an earlier one; empty if none.
+        damaged: lines among those of the last :meth:`read` that are not records: torn, or changed on the disk.
     """
 
     def __init__(self, folder: Path, restart: int, rank: int, *, name: str = "shipped", to: str = "") -> None:
@@ -69,12 +70,14 @@ class Cursor:
         self._state = folder / f"{name}-{restart}-{rank}.json"
         self.saved = self._load_state()
         self.offset = int(self.saved.get("offset", 0))
+        self.damaged: list[bytes] = []
 
     def read(self) -> list[Line]:
         """Return the next records, about 1 MB of them; none if all that is written now has been read.
 
         The same records are returned again until the cursor is advanced (:meth:`advance`).
         """
+        self.damaged = []
         files = self._files()
         if files and self.offset > files[-1].begin + files[-1].size:
             self.offset = 0  # another file has taken its place: shipping records twice beats losing them
@@ -147,7 +150,9 @@ class Cursor:
                     break
                 end += len(text)
                 record = parse(text)
-                if record is not None and record["kind"] != "journal":
+                if record is None and text.strip():
+                    self.damaged.append(text)
+                elif record is not None and record["kind"] != "journal":
                     lines.append(Line(record["seq"], text[:-1], record, end))
         if not lines:
             self.offset = end

@@ -16,9 +16,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
-from det_core.errors import DetCoreError
+from det_core.errors import DetCoreError, StoreConflict
 
 
 class MasterError(DetCoreError):
@@ -99,3 +100,18 @@ class Stopping(MasterError):
 
     status = 503
     code = 14
+
+
+def is_content_error(error: BaseException) -> bool:
+    """Return whether an error comes from what was sent, so that the same fails again however often it is tried.
+
+    Errors of our database, disk or network are not of that kind. Any other error that is not ours is: the code that
+    handles a record has a bug that this record triggers, and a master that tried again would never get past it.
+    """
+    if type(error) is MasterError and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, MasterError):
+        return error.status < 500
+    if isinstance(error, StoreConflict):
+        return True
+    return not isinstance(error, (DetCoreError, OSError, MemoryError, asyncio.TimeoutError, asyncio.CancelledError))

@@ -110,6 +110,7 @@ class ScriptedTrials:
         launched: what was launched, in order.
         most: the most that ran at once.
         graces: seconds that each allocation was given to end.
+        listener: takes what dead allocations left, while a service is attached.
     """
 
     script: Script
@@ -119,7 +120,7 @@ class ScriptedTrials:
     graces: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._listener: Listener | None = None
+        self.listener: Listener | None = None
         self._queue: asyncio.Queue[Ended] = asyncio.Queue()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._trials: dict[str, Trial] = {}
@@ -139,7 +140,7 @@ class ScriptedTrials:
     def abandon(self) -> None:
         """Detach the service, which has died: pending requests go to the next one."""
         self._service = asyncio.get_running_loop().create_future()
-        self._listener = None
+        self.listener = None
         self._gone.set()
 
     async def service(self) -> Service:
@@ -176,7 +177,7 @@ class ScriptedTrials:
 
     async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
         """Adopt what runs and is known; kill what is not known; say again what has ended."""
-        self._listener, self._queue = listener, asyncio.Queue()
+        self.listener, self._queue = listener, asyncio.Queue()
         for allocation_id in list(self._running):
             if allocation_id not in known:
                 self._end(allocation_id, ExitReport(None, 9, True, True, False, "nobody knows it"))
@@ -245,8 +246,8 @@ class ScriptedTrials:
         if timer is not None:
             timer.cancel()
         self._ended[allocation_id] = report
-        if self._listener is not None:
-            self._aside(self._hand_over(allocation_id, self._listener, self._queue))
+        if self.listener is not None:
+            self._aside(self._hand_over(allocation_id, self.listener, self._queue))
 
     def _aside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="det_core master: engine of the test")

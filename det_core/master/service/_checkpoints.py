@@ -81,16 +81,28 @@ def check(uuid: str, metadata: Mapping[str, Any]) -> None:
 
 
 async def from_journal(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
-    """Register a checkpoint that a dead process has journaled, and perhaps not registered."""
+    """Register a checkpoint that a dead process has journaled, and perhaps not registered.
+
+    Raises:
+        Invalid: If the record does not describe a checkpoint.
+    """
     allocation_id = None if trial.allocation is None else trial.allocation.id
+    uuid = str(body.get("storage_id"))
+    metadata = body.get("metadata")
+    resources = body.get("resources")
+    if not isinstance(metadata, Mapping) or not isinstance(resources, Mapping):
+        raise Invalid(f"checkpoint {uuid}: metadata and resources must be objects")
+    sizes = list(resources.values())
+    if not all(type(size) is int and 0 <= size < 2**63 for size in sizes) or sum(sizes) >= 2**63:
+        raise Invalid(f"checkpoint {uuid}: resources must be sizes in bytes")
     await register(
         hub,
-        str(body["storage_id"]),
+        uuid,
         trial.task_id,
         allocation_id=allocation_id,
         storage_id=None,
-        metadata=body["metadata"],
-        resources={path: int(size) for path, size in body["resources"].items()},
+        metadata=metadata,
+        resources=resources,
         state="COMPLETED",
         report_time=time,
     )

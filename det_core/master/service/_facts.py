@@ -7,10 +7,11 @@ process lives the question itself counts. Of a dead process the journal makes up
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from det_core.master._errors import MasterError
+from det_core.master._errors import is_content_error
 from det_core.master.service import _allocations, _checkpoints, _ending, _operations
 from det_core.master.service._measured import VALIDATION
 from det_core.master.store import trials
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from det_core.master.service._live import LiveTrial
 
 LOG = logging.getLogger("det_core")
+Act = Callable[["Hub", "Transaction", "LiveTrial"], None]
+"""Effect of a record on a trial that goes on."""
 
 
 async def steer(hub: Hub, trial_id: int, whose: str, records: Sequence[Mapping[str, Any]], *, last_will: bool) -> None:
@@ -35,14 +38,16 @@ async def steer(hub: Hub, trial_id: int, whose: str, records: Sequence[Mapping[s
         records: as they stand in a journal.
         last_will: its process is dead: see above.
     """
-    trial = hub.live.trials[trial_id]
+    trial = hub.live.trials.get(trial_id)
+    if trial is None:
+        return
     for record in telling(trial, records, last_will=last_will):
         try:
             await _follow(hub, trial, record)
-        except (MasterError, LookupError, TypeError, ValueError) as e:
-            if isinstance(e, MasterError) and e.status >= 500:
+        except Exception as e:
+            if not is_content_error(e):
                 raise
-            LOG.warning("trial %d, %s: a %s in its journal is passed over: %s", trial_id, whose, record["kind"], e)
+            LOG.warning("trial %d, %s: ignoring record %r in its journal: %r", trial_id, whose, record["kind"], e)
 
 
 async def _follow(hub: Hub, trial: LiveTrial, record: Mapping[str, Any]) -> None:
@@ -52,12 +57,13 @@ async def _follow(hub: Hub, trial: LiveTrial, record: Mapping[str, Any]) -> None
         metadata = dict(record["body"]["metadata"])
         await hub.store.write(lambda conn: trials.set_metadata(conn, trial.id, metadata))
     else:
-        await hub.actor.do(lambda tx: _act(hub, tx, trial.id, record))
+        act = _read_act(record)  # before the actor, which would have to begin anew if this raised there
+        await hub.actor.do(lambda tx: _act(hub, tx, trial.id, act))
 
 
 def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will: bool) -> list[Mapping[str, Any]]:
     """The records that matter; of progress and status only the last."""
-    kinds = set(_ACTS) | ({"checkpoint", "metadata"} if last_will else set())
+    kinds = set(_READERS) | ({"checkpoint", "metadata"} if last_will else set())
     if not last_will:
         kinds -= {"operation", "preempt", "out_of_operations"}
     validated = goes_by_validations(trial)
@@ -90,14 +96,19 @@ async def catch_up(hub: Hub, trial: LiveTrial) -> None:
         await steer(hub, trial.id, f"run {trial.run_id}", records, last_will=False)
 
 
-def _act(hub: Hub, tx: Transaction, trial_id: int, record: Mapping[str, Any]) -> None:
+def _act(hub: Hub, tx: Transaction, trial_id: int, act: Act) -> None:
     trial = hub.live.trials.get(trial_id)
-    if trial is None:
-        return
+    if trial is not None:
+        act(hub, tx, trial)
+
+
+def _read_act(record: Mapping[str, Any]) -> Act:
+    """Return what a record asks for; raise anything if its content does not say so."""
     if record["kind"] == "metrics":
-        validated(hub, tx, trial, record["metrics"], record["steps_completed"])
-    else:
-        _ACTS[record["kind"]](hub, tx, trial, record["body"])
+        values = record["metrics"]
+        steps = record["steps_completed"]
+        return lambda hub, tx, trial: validated(hub, tx, trial, values, steps)
+    return _READERS[record["kind"]](record["body"])
 
 
 def validated(hub: Hub, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any], steps: int | None) -> None:
@@ -123,41 +134,54 @@ def _value(values: Mapping[str, Any], name: str) -> float | None:
     return _operations.as_number(values.get(name)) if found is None else found
 
 
-def _operation(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
+def _operation(body: Mapping[str, Any]) -> Act:
     metric = _operations.as_number(body["searcher_metric"])
-    if metric is not None:
-        _operations.completed(hub, tx, trial, int(body["length"]), metric)
+    if metric is None:
+        raise TypeError(f"searcher_metric {body['searcher_metric']!r:.80} is not a number")
+    length = int(body["length"])
+    return lambda hub, tx, trial: _operations.completed(hub, tx, trial, length, metric)
 
 
-def _acknowledged(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
-    if trial.allocation is not None and body.get("acknowledged", True):
-        _allocations.acknowledge(hub, tx, trial.allocation)
+def _acknowledged(body: Mapping[str, Any]) -> Act:
+    acknowledged = body.get("acknowledged", True)
+
+    def act(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+        if trial.allocation is not None and acknowledged:
+            _allocations.acknowledge(hub, tx, trial.allocation)
+
+    return act
 
 
-def _out_of_operations(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
-    if trial.allocation is not None:
-        trial.allocation.idle = True  # it was told so, or it would not have said this
-    _acknowledged(hub, tx, trial, body)
+def _out_of_operations(body: Mapping[str, Any]) -> Act:
+    acknowledge = _acknowledged(body)
+
+    def act(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+        if trial.allocation is not None:
+            trial.allocation.idle = True  # it was told so, or it would not have said this
+        acknowledge(hub, tx, trial)
+
+    return act
 
 
-def _gave_up(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
-    reason = _operations.REASONS.get(str(body["reason"]).removeprefix("EXITED_REASON_"))
-    if reason is not None:
-        _operations.gave_up(hub, tx, trial, reason)
+def _gave_up(body: Mapping[str, Any]) -> Act:
+    reason = _operations.REASONS[str(body["reason"]).removeprefix("EXITED_REASON_")]
+    return lambda hub, tx, trial: _operations.gave_up(hub, tx, trial, reason)
 
 
-def _progressed(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
-    if "fraction" in body:
-        _operations.progressed(tx, trial, float(body["fraction"]), is_raw=True)
-    else:
-        _operations.progressed(tx, trial, float(body["units"]), is_raw=False)
+def _progressed(body: Mapping[str, Any]) -> Act:
+    is_raw = "fraction" in body
+    value = float(body["fraction" if is_raw else "units"])
+    if not math.isfinite(value) or value < 0:
+        value = 0.0
+    return lambda hub, tx, trial: _operations.progressed(tx, trial, value, is_raw=is_raw)
 
 
-def _status(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
-    tx.write(trials.change, trial.id, status=str(body["status"]))
+def _status(body: Mapping[str, Any]) -> Act:
+    status = str(body["status"])
+    return lambda hub, tx, trial: tx.write(trials.change, trial.id, status=status)
 
 
-_ACTS: dict[str, Callable[[Any, Any, Any, Mapping[str, Any]], None]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any]], Act]] = {
     "operation": _operation,
     "preempt": _acknowledged,
     "out_of_operations": _out_of_operations,

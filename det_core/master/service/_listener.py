@@ -54,9 +54,7 @@ class Ear:
         """Take what a dead process left in its journal."""
         allocation = self._hub.live.allocations.get(allocation_id)
         if allocation is not None:
-            await _reports.journal(
-                self._hub, allocation.trial.id, allocation.run_id, rank, records, restart, last_will=True
-            )
+            await _reports.left_behind(self._hub, allocation, rank, records, restart)
 
     async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take what a process that lives has reported while no master was there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from det_core import _clock
@@ -205,4 +206,4 @@ async def resume(hub: Hub) -> None:
         hub.runner.retain(number)
     for row in deleting:
         hub.runner.spawn(_retention.erase(hub, row.id), f"deletion of experiment {row.id}")
-    hub.runner.spawn(_unmanaged.sweep(hub), "unmanaged trials")
+    hub.runner.keep_running(partial(_unmanaged.sweep, hub), "unmanaged trials")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
 from det_core.errors import StoreConflict
-from det_core.master._errors import Conflict, Fenced, Invalid
+from det_core.master._errors import Conflict, Fenced, Invalid, is_content_error
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._facts import steer
 from det_core.master.service._measured import VALIDATION, is_search
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveAllocation
+
+LOG = logging.getLogger("det_core")
 
 
 async def fence(hub: Hub, trial_id: int, trial_run_id: int) -> None:
@@ -70,6 +75,32 @@ async def journal(
     return kept.next_seq
 
 
+async def left_behind(
+    hub: Hub, allocation: LiveAllocation, rank: int, records: Sequence[Mapping[str, Any]], restart: int
+) -> None:
+    """Take records that a dead process left in its journal, and pass over those whose content cannot be taken.
+
+    What is passed over is written to the trial's log, whole: its process is not there to be told.
+
+    Raises:
+        Exception: If our database, disk or network failed. The same records may be given again.
+    """
+    try:
+        await journal(hub, allocation.trial.id, allocation.run_id, rank, records, restart, last_will=True)
+    except Exception as e:
+        if not is_content_error(e):
+            raise
+        if len(records) > 1:
+            half = len(records) // 2
+            await left_behind(hub, allocation, rank, records[:half], restart)
+            await left_behind(hub, allocation, rank, records[half:], restart)
+            return
+        reason = "line is not a record" if "damaged" in records[0] else str(e)
+        LOG.warning("allocation %s: ignoring a record of rank %d: %s", allocation.id, rank, reason)
+        text = f"ignoring a record of rank {rank}, restart {restart}: {reason}: {json.dumps(records[0])}"
+        await _write_log(hub, allocation.trial.task_id, text)
+
+
 async def report(
     hub: Hub,
     trial_id: int,
@@ -106,9 +137,14 @@ async def _warn(hub: Hub, trial_id: int, records: Sequence[Mapping[str, Any]]) -
     warning = trial.experiment.measured.take_in(trial_id, records)
     if warning is None:
         return
-    line = logs.LogLine(trial.task_id, warning + "\n", _clock.now(), level="WARNING", stdtype="stderr", source="master")
+    await _write_log(hub, trial.task_id, warning)
+
+
+async def _write_log(hub: Hub, task_id: str, text: str) -> None:
+    """Write a warning of the master to a trial's log."""
+    line = logs.LogLine(task_id, text + "\n", _clock.now(), level="WARNING", stdtype="stderr", source="master")
     await hub.store.write(lambda conn: logs.append(conn, [line]))
-    hub.news.tell(("log", trial.task_id))
+    hub.news.tell(("log", task_id))
 
 
 async def set_status(hub: Hub, trial_id: int, status: str, allocation_id: str | None) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from det_core import _clock
 from det_core._standalone.files import write_atomic
 from det_core.config import entrypoint_command
-from det_core.master.engines import ExitReport, LaunchSpec
+from det_core.master._errors import is_content_error
+from det_core.master.engines import Ended, ExitReport, LaunchSpec
 from det_core.master.service import _exits, _retention, _unrecorded
 from det_core.master.store import contexts
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
 
 LOG = logging.getLogger("det_core")
+RETRY_INTERVAL = 1.0
 
 
 class Runner:
@@ -39,7 +41,7 @@ class Runner:
     def watch(self) -> None:
         """The engine has recovered: listen to it, and tell it what was put off until then."""
         self._recovered.set()
-        self.spawn(self._listen(), "engine")
+        self.keep_running(self._listen, "engine")
 
     async def stop(self) -> None:
         """Give up what is under way. The engine itself goes on."""
@@ -58,6 +60,10 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def keep_running(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
+        """Run a loop until the service stops; when it fails, log that and begin it again."""
+        self.spawn(_keep_running(loop, name), name)
 
     # What is to be done after a commit; none of it waits.
 
@@ -152,18 +158,26 @@ class Runner:
         )
 
     async def _listen(self) -> None:
-        hub = self._hub
-        async for event in hub.engine.events():
-            end = partial(_take, hub, event.allocation_id, event.exit)
-            doubt = await _unrecorded.make_up(hub, event.allocation_id)
-            if doubt is None:
-                hub.actor.post(end)
-            else:  # its storage may take a while, which is nothing to the others
-                self.spawn(self._look_first(doubt, end), event.allocation_id)
+        async for event in self._hub.engine.events():
+            # Each in a task of its own: a storage or a database may keep one waiting, but not the others.
+            self.spawn(self._take_end(event), event.allocation_id)
 
-    async def _look_first(self, doubt: _unrecorded.Doubt, end: Callable[[Any], None]) -> None:
-        await _unrecorded.look(self._hub, doubt)
-        self._hub.actor.post(end)
+    async def _take_end(self, event: Ended) -> None:
+        """Register the checkpoints that an allocation left, then decide what follows from its end."""
+        hub = self._hub
+        while True:
+            try:
+                doubt = await _unrecorded.make_up(hub, event.allocation_id)
+                if doubt is not None:
+                    await _unrecorded.look(hub, doubt)
+                break
+            except Exception as e:
+                if is_content_error(e):
+                    LOG.error("allocation %s: ignoring its checkpoints: %r", event.allocation_id, e, exc_info=e)
+                    break
+                LOG.warning("allocation %s: cannot look for its checkpoints, retrying: %s", event.allocation_id, e)
+                await asyncio.sleep(RETRY_INTERVAL)
+        hub.actor.post(partial(_take, hub, event.allocation_id, event.exit))
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -173,6 +187,16 @@ class Runner:
 
 def _take(hub: Hub, allocation_id: str, report: ExitReport, tx: Any) -> None:
     _exits.ended(hub, tx, allocation_id, report)
+
+
+async def _keep_running(loop: Callable[[], Awaitable[None]], name: str) -> None:
+    while True:
+        try:
+            await loop()
+            return
+        except Exception as e:
+            LOG.error("%s failed, beginning it again: %s", name, e, exc_info=e)
+            await asyncio.sleep(RETRY_INTERVAL)
 
 
 async def _later(seconds: float, act: Callable[[], None]) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from det_core.errors import CheckpointNotFound, DetCoreError
+from det_core.errors import CheckpointNotFound
+from det_core.master._errors import is_content_error
 from det_core.master.service import _checkpoints, _storages
 from det_core.master.store import checkpoints, metrics
 from det_core.storage import open_store
@@ -46,7 +47,11 @@ class Doubt:
 
 
 async def make_up(hub: Hub, allocation_id: str) -> Doubt | None:
-    """Register what the process of an allocation has journaled; returns what is to be looked for in the storage."""
+    """Register what the process of an allocation has journaled; return what is to be looked for in the storage.
+
+    Raises:
+        Exception: If our database failed; to be called again.
+    """
     allocation = hub.live.allocations.get(allocation_id)
     if allocation is None:
         return None
@@ -54,20 +59,25 @@ async def make_up(hub: Hub, allocation_id: str) -> Doubt | None:
 
     def unknown(conn: Connection, kind: str) -> list[RecordRow]:
         rows = metrics.records(conn, trial.id, kind=kind, run_id=run_id)
-        return [row for row in rows if checkpoints.get(conn, str(row.body.get("storage_id"))) is None]
+        return [row for row in rows if not _is_registered(conn, row)]
 
     def doubt(conn: Connection) -> Doubt | None:
         rows = unknown(conn, "checkpoint_commit")
         chosen = _storages.of_run(conn, allocation_id)
         return Doubt(trial, _storages.config_of(conn, chosen, trial.experiment.id), rows) if rows else None
 
+    for row in await hub.store.read(lambda conn: unknown(conn, "checkpoint")):
+        await _register(hub, trial, row.body, row.time)
+    return await hub.store.read(doubt)
+
+
+def _is_registered(conn: Connection, row: RecordRow) -> bool:
+    """Return whether the checkpoint of a record is registered, or can never be: its ID is not a string to look for."""
+    uuid = row.body.get("storage_id")
     try:
-        for row in await hub.store.read(lambda conn: unknown(conn, "checkpoint")):
-            await _register(hub, trial, row.body, row.time)
-        return await hub.store.read(doubt)
-    except DetCoreError as e:
-        LOG.warning("allocation %s: whether it has left checkpoints is not known: %s", allocation_id, e)
-        return None
+        return not isinstance(uuid, str) or checkpoints.get(conn, uuid) is not None
+    except ValueError:  # half a surrogate pair, or a NUL, which not every database takes
+        return True
 
 
 async def look(hub: Hub, doubt: Doubt) -> None:
@@ -88,8 +98,10 @@ async def look(hub: Hub, doubt: Doubt) -> None:
 async def _register(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
     try:
         await _checkpoints.from_journal(hub, trial, body, time)
-    except (DetCoreError, LookupError, TypeError, ValueError) as e:
-        LOG.warning("trial %d: a checkpoint in its journal is passed over: %s", trial.id, e)
+    except Exception as e:
+        if not is_content_error(e):
+            raise
+        LOG.warning("trial %d: ignoring a checkpoint in its journal: %r", trial.id, e)
 
 
 def _found(hub: Hub, storage: Mapping[str, Any] | None, uuid: str) -> dict[str, Any] | None:

@@ -67,7 +67,7 @@ def _trouble(record: Mapping[str, Any]) -> str | None:
         return None
     if type(seq) is not int or not 0 <= seq < NO_STEP:
         return f"seq must be a whole number from 0 to below 2**63 - 1, not {seq!r:.80}"
-    if type(time) is not float and type(time) is not int:
+    if not isinstance(time, float | int) or isinstance(time, bool) or not abs(time) < 2**53:
         return f"time must be seconds since the epoch, not {time!r:.80}"
     if kind != "metrics":
         body = record.get("body")

@@ -1,0 +1,235 @@
+"""Records whose content is wrong: each is passed over, and neither the trial's end nor the master waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.errors import StoreError
+from det_core.master._errors import Invalid
+from det_core.master.engines._folder import AllocationFolder
+from det_core.master.engines._journals import left
+from det_core.master.service import Service, _runner
+from support.journals import open_journal
+from support.mastered import Bench, bench
+from support.scripted_trials import Trial
+
+BY_LENGTH = {"name": "async_halving", "num_rungs": 2, "max_trials": 4, "max_length": 16}
+BY_TIME = {"name": "async_halving", "num_rungs": 2, "max_trials": 4, "time_metric": "t", "max_time": 16}
+BODIES: dict[str, dict[str, Any]] = {
+    "checkpoint_commit": {"storage_id": "announced"},
+    "checkpoint": {"storage_id": "saved", "metadata": {"steps_completed": 3}, "resources": {"model.pt": 7}},
+    "metadata": {"metadata": {"note": "mine", "nested": {"a": [1, None]}}},
+    "restore": {"storage_id": "saved", "steps_completed": 3},
+    "progress": {"units": 1.5},
+    "status": {"status": "validating"},
+    "operation": {"length": 4, "searcher_metric": 0.25},
+    "preempt": {"acknowledged": True, "reason": "signal"},
+    "out_of_operations": {"acknowledged": False},
+    "run_end": {"outcome": "completed"},
+    "early_exit": {"reason": "INVALID_HP"},
+}
+WRONG = (None, -1, 2**64 - 1, 1e300, "\ud800", [["x"]], {"": None})
+
+
+def records() -> list[dict[str, Any]]:
+    """Return a record of every kind, as they stand in a journal."""
+    rows: list[dict[str, Any]] = [
+        {"kind": "metrics", "group": "training", "steps_completed": 1, "metrics": {"loss": 1.0}},
+        {"kind": "metrics", "group": "validation", "steps_completed": 3, "metrics": {"loss": "NaN", "t": 3},
+         "batch_metrics": [{"loss": 1.0}], "nonfinite": [["metrics", "loss"]]},
+    ]  # fmt: skip
+    rows += [{"kind": kind, "body": body} for kind, body in BODIES.items()]
+    return [{"seq": seq, "time": 1.5 + seq, **row} for seq, row in enumerate(rows)]
+
+
+def damaged(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield copies of a record, in each of which one key is missing or has a value of another type."""
+    for path in _paths(record):
+        for value in (..., *WRONG):
+            changed = copy.deepcopy(record)
+            at: Any = changed
+            for key in path[:-1]:
+                at = at[key]
+            if value is ...:
+                del at[path[-1]]
+            else:
+                at[path[-1]] = value
+            yield changed
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _paths(item, (*path, key))
+
+
+async def wait(trial: Trial) -> int:
+    """Wait to be killed."""
+    await asyncio.Event().wait()
+    return 0
+
+
+async def ship(service: Service, trial: Trial, sent: list[Any]) -> None:
+    """Ship records as a process does: what is rejected for its content is not sent again."""
+    try:
+        await service.journal(trial.spec.trial_id, trial.spec.trial_run_id, 0, sent)
+    except Invalid:
+        if len(sent) > 1:
+            await ship(service, trial, sent[: len(sent) // 2])
+            await ship(service, trial, sent[len(sent) // 2 :])
+
+
+async def leave(b: Bench, trial: Trial, sent: list[Any]) -> None:
+    """Leave records behind, as the engine hands them over."""
+    assert b.engine.listener is not None
+    await b.engine.listener.journal(trial.spec.allocation_id, 0, sent, 0)
+
+
+async def running(b: Bench, searcher: dict[str, Any]) -> Trial:
+    """Return a trial that runs, of a new experiment if none does."""
+    if not b.engine.running:
+        await b.create(searcher)
+        await b.until(lambda: b.engine.running)
+    spec = next(spec for spec in b.engine.launched if spec.allocation_id == b.engine.running[0])
+    return Trial(spec, b.engine)
+
+
+async def check_alive(b: Bench) -> None:
+    """Check that ends are still noticed, and that their slots are free for other trials."""
+    numbers = {spec.experiment_id for spec in b.engine.launched}
+    for allocation_id in list(b.engine.running):
+        b.engine.kill_process(allocation_id)
+    for number in numbers:
+        await b.service.kill(number)
+        assert await b.ended(number) in ("CANCELED", "ERROR", "COMPLETED")
+    number = await b.create(BY_LENGTH)
+    await b.until(lambda: b.engine.launched[-1].experiment_id == number)
+    b.engine.kill_process(b.engine.running[0])
+    await b.until(lambda: b.engine.running)
+    await b.service.kill(number)
+    assert await b.ended(number) == "CANCELED"
+
+
+@pytest.mark.parametrize("door", ["shipped", "left behind"])
+def test_record_with_a_key_missing_or_of_another_type_is_passed_over(tmp_path: Path, door: str) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, wait) as b:
+            for record in records():
+                for changed in damaged(record):
+                    trial = await running(b, BY_TIME if record["kind"] == "metrics" else BY_LENGTH)
+                    if door == "shipped":
+                        await ship(b.service, trial, [changed])
+                    else:
+                        await leave(b, trial, [changed])
+            await check_alive(b)
+
+    asyncio.run(main())
+
+
+def flip_bits(tmp_path: Path, door: str, count: int) -> None:
+    """Hand over a line of a real journal again and again, each time with another bit flipped."""
+    folder = AllocationFolder(tmp_path / "allocation")
+    folder.journal.mkdir(parents=True)
+    journal = open_journal(folder.journal)
+    journal.metrics("training", 1, {"loss": 1.0})
+    journal.metrics("validation", 3, {"loss": float("nan"), "t": 3})
+    for kind, body in BODIES.items():
+        journal.record(kind, body)
+    journal.close()
+    (path,) = folder.journal.glob("journal-*.jsonl")
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    rng = random.Random(7)
+
+    async def main() -> None:
+        async with bench(tmp_path / "home", wait) as b:
+            for _ in range(count):
+                line = bytearray(rng.choice(lines))
+                line[rng.randrange(len(line))] ^= 1 << rng.randrange(8)
+                path.write_bytes(header + line)
+                for state in folder.journal.glob("shipped-*"):
+                    state.unlink()
+                trial = await running(b, BY_LENGTH)
+                for _, _, found in left(folder, alive=door == "shipped"):
+                    if door == "shipped":
+                        await ship(b.service, trial, found)
+                    else:
+                        await leave(b, trial, found)
+            await check_alive(b)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("door", ["shipped", "left behind"])
+def test_flipped_bits_of_a_journal_keep_nothing_from_ending(tmp_path: Path, door: str) -> None:
+    flip_bits(tmp_path, door, 100)
+
+
+def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_count(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, wait) as b:
+            trial = await running(b, BY_LENGTH)
+            good = records()
+            bad = {**good[1], "group": "trai.ing", "seq": 99}
+            await leave(b, trial, [good[0], bad, {"damaged": "{half a li"}, good[2]])
+            assert [row["metrics"] for row in await b.service.metrics([trial.spec.trial_id], "training")]
+            log = [line["log"] for line in (await b.service.logs(trial.spec.trial_id))["lines"]]
+            assert len(log) == 2 and "trai.ing" in log[0] and "batch_metrics" in log[0], "its bytes are kept"
+            assert "{half a li" in log[1]
+
+    asyncio.run(main())
+
+
+def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, wait) as b:
+            trial = await running(b, BY_LENGTH)
+            write = b.dying.write
+
+            async def failing(work: Any) -> Any:
+                raise StoreError("the disk is full")
+
+            for kind in ("metrics", "operation", "checkpoint"):
+                record = next(r for r in records() if r["kind"] == kind)
+                b.dying.write = failing  # type: ignore[method-assign]
+                with pytest.raises(Exception, match="disk is full"):
+                    await leave(b, trial, [record])
+                b.dying.write = write  # type: ignore[method-assign]
+                await leave(b, trial, [record])
+            assert "ignoring" not in str(await b.service.logs(trial.spec.trial_id)), "nothing was passed over"
+            assert [c["uuid"] for c in await b.service.checkpoints(trial.spec.experiment_id)] == ["saved"]
+
+    asyncio.run(main())
+
+
+def test_loop_that_fails_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_runner, "RETRY_INTERVAL", 0.01)
+
+    async def main() -> None:
+        async with bench(tmp_path, wait) as b:
+            trial = await running(b, BY_LENGTH)
+            events = b.engine.events
+            calls = []
+
+            async def failing_once() -> Any:
+                calls.append(1)
+                if len(calls) == 1:
+                    raise ArithmeticError("a bug")
+                async for event in events():
+                    yield event
+
+            monkeypatch.setattr(b.engine, "events", failing_once)
+            b.service._hub.runner.watch()
+            await b.until(lambda: len(calls) == 2)
+            b.engine.kill_process(trial.spec.allocation_id)
+            await b.until(lambda: b.engine.running)
+
+    asyncio.run(main())
