@@ -1,4 +1,4 @@
-"""Which checkpoints go when an experiment has ended (wire contract, section 11.3)."""
+"""Retention: checkpoints to delete when an experiment has ended (wire contract, section 11.3)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Kept:
-    """A checkpoint of an experiment whose files are still there, all or a part of them."""
+    """A checkpoint of an experiment with files still in its storage."""
 
     uuid: str
     trial_id: int
     steps_completed: int
     ordinal: int
-    """Counts the checkpoints in the order in which they were reported."""
+    """Number in the order in which they were reported."""
     metric: float | None = None
-    """The searcher's metric that its trial reported for these steps; None (or NaN): there is none."""
+    """Searcher metric that its trial reported at these steps; None or NaN: none."""
     protected: bool = False
     """Whether something else needs it, such as a warm start of another experiment."""
 
@@ -30,7 +30,7 @@ def expired(
     save_trial_latest: int,
     smaller_is_better: bool,
 ) -> list[str]:
-    """The uuids of those that go, in the order in which they were reported.
+    """Return the UUIDs of the checkpoints to delete, in the order in which they were reported.
 
     One stays if it is among the best ``save_experiment_best`` of the experiment or the best ``save_trial_best`` of
     its trial, by a metric that it has; or among the latest ``save_trial_latest`` of its trial, by steps. Of

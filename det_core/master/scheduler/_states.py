@@ -1,4 +1,4 @@
-"""The states of experiments and trials, and which may follow which (wire contract, section 13.2)."""
+"""States of experiments and trials (wire contract, section 13.2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class State(str, Enum):
-    """The state of an experiment or a trial; on the wire each has ``STATE_`` in front."""
+    """State of an experiment or a trial; on the wire each has the prefix ``STATE_``."""
 
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
@@ -26,25 +26,35 @@ class State(str, Enum):
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing runs, or will run, unless somebody continues it."""
-        return self in TERMINAL or self in DELETION
+        """Whether nothing runs, or will run, unless the experiment is continued."""
+        return self not in _ENDS and self not in (State.ACTIVE, State.PAUSED)
 
     @property
     def stopping(self) -> bool:
         """Whether it ends as soon as what still runs has ended."""
-        return self in STOPS
+        return self in _ENDS
 
     @property
     def end(self) -> State:
-        """What a state of stopping ends in, if nothing goes wrong on the way; any other: itself."""
-        return STOPS.get(self, self)
+        """The state that a stopping state leads to; any other state is its own."""
+        return _ENDS.get(self, self)
+
+    def after_order(self, order: State) -> State:
+        """Return the state after an order to stop.
+
+        Args:
+            order: Stopping state that is ordered.
+        """
+        # A kill hastens an end that was decided before: a failed experiment stays failed.
+        if self.stopping and self is not State.STOPPING_CANCELED:
+            return self
+        return order
 
 
 class Phase(str, Enum):
-    """How far the allocation of a trial is that is ``ACTIVE``."""
+    """Progress of the allocation of an ``ACTIVE`` trial."""
 
     QUEUED = "QUEUED"
-    PULLING = "PULLING"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
 
@@ -52,48 +62,10 @@ class Phase(str, Enum):
         return self.value
 
 
-TERMINAL = frozenset({State.COMPLETED, State.CANCELED, State.ERROR})
-DELETION = frozenset({State.DELETING, State.DELETED, State.DELETE_FAILED})
-STOPS: dict[State, State] = {
+_ENDS: dict[State, State] = {
     State.STOPPING_CANCELED: State.CANCELED,
     State.STOPPING_KILLED: State.CANCELED,
     State.STOPPING_COMPLETED: State.COMPLETED,
     State.STOPPING_ERROR: State.ERROR,
 }
-"""What a state of stopping ends in, if nothing goes wrong on the way."""
-
-_ALIVE = {State.ACTIVE, State.PAUSED}
-_EXPERIMENT: dict[State, frozenset[State]] = {
-    State.ACTIVE: frozenset({State.PAUSED, *STOPS}),
-    State.PAUSED: frozenset({State.ACTIVE, *STOPS}),
-    State.STOPPING_CANCELED: frozenset({State.STOPPING_KILLED, State.CANCELED, State.ERROR}),
-    **{s: frozenset({end, State.ERROR}) for s, end in STOPS.items() if s is not State.STOPPING_CANCELED},
-    **{s: frozenset({State.DELETING}) for s in TERMINAL},
-    State.DELETING: frozenset({State.DELETED, State.DELETE_FAILED}),
-    State.DELETE_FAILED: frozenset({State.DELETING}),
-    State.DELETED: frozenset(),
-}
-
-
-def experiment_may(old: State, new: State, *, continued: bool = False) -> bool:
-    """Whether an experiment may go from ``old`` to ``new``.
-
-    Args:
-        old: its state.
-        new: another state; the same is no change and always allowed.
-        continued: somebody asked to continue it, by which alone a terminal experiment becomes active again.
-    """
-    return new is old or new in _EXPERIMENT[old] or (continued and old in TERMINAL and new in _ALIVE)
-
-
-def trial_may(old: State, new: State, *, continued: bool = False) -> bool:
-    """Whether a trial may go from ``old`` to ``new``: as an experiment, but it also ends by itself, and is not deleted.
-
-    Args:
-        old: its state.
-        new: another state; the same is no change and always allowed.
-        continued: somebody asked to continue its experiment.
-    """
-    if new in DELETION:
-        return False
-    return experiment_may(old, new, continued=continued) or (old in _ALIVE and new in TERMINAL)
+"""State that each stopping state leads to, if nothing fails on the way."""

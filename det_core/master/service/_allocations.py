@@ -21,8 +21,8 @@ def begin(hub: Hub, tx: Transaction, trial: LiveTrial, slot_ids: tuple[int, ...]
     trial.run_id += 1
     allocation = LiveAllocation(f"{trial.task_id}.{trial.run_id}", trial, trial.run_id, slot_ids)
     trial.allocation = hub.live.allocations[allocation.id] = allocation
-    hub.live.wanting.pop(trial.id, None)
-    trial.wanting = None
+    hub.live.queue.pop(trial.id, None)
+    trial.queued = None
     token = secrets.token_urlsafe(32)
     trial_id, experiment_id, warm_start = trial.id, trial.experiment.id, trial.warm_start
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from det_core import _clock
-from det_core.master.scheduler import State, experiment_may
+from det_core.master.scheduler import State
 from det_core.master.service import _measured, _retention, _trials
 from det_core.master.store import experiments
 
@@ -28,9 +28,8 @@ def stop(hub: Hub, tx: Transaction, experiment: LiveExperiment, state: State, wh
     """
     if experiment.state.stopping and state is not State.STOPPING_KILLED:
         return
-    if experiment_may(experiment.state, state):  # a kill hastens an end by an error, and does not change it
-        experiment.state = state
-        tx.write(experiments.change, experiment.id, state=state.value, error=experiment.error)
+    experiment.state = experiment.state.after_order(state)
+    tx.write(experiments.change, experiment.id, state=experiment.state.value, error=experiment.error)
     for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
         _trials.stop(hub, tx, trial, state, why)
     hub.live.touch(experiment)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from det_core.master.scheduler import ExitFacts, Failure, ProcessExit, State, Step, TrialFacts, after_exit, classify
+from det_core.master.scheduler import State, Step, TrialFacts, after_exit, classify
 from det_core.master.service import _trials
 from det_core.master.store import allocations, key_values, tokens, trials
 
@@ -32,7 +32,17 @@ def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport) -> 
         return
     trial = allocation.trial
     trial.allocation = None
-    kind = classify(_facts(hub, allocation, report))
+    # An allocation that this master tried to start in vain counts as a failure, so that its trial ends some day; one
+    # that an earlier master recorded and did not live to start is nobody's.
+    begun = report.started or hub.runner.tried(allocation.id)
+    kind = classify(
+        killed=allocation.kill_time is not None or report.killed,
+        acked=allocation.acked,
+        begun=begun,
+        lost=report.lost,
+        status=report.status,
+        signal=report.signal,
+    )
     _write(tx, allocation, report, kind)
     tx.then(hub.signals.close, allocation_id)
     after = after_exit(
@@ -64,26 +74,7 @@ def _follow(hub: Hub, tx: Transaction, trial: LiveTrial, after: Next, error: str
     if counted or error is not None:
         tx.write(trials.change, trial.id, restarts=trial.restarts, error=error)
     if after.step is Step.ALLOCATE:
-        _trials.want(hub, trial)
-
-
-def _facts(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> ExitFacts:
-    return ExitFacts(
-        killed=allocation.kill_time is not None or report.killed,
-        acked=allocation.acked,
-        exits=_exits(hub, allocation, report),
-        failure=Failure.LOST if report.lost and _was_begun(hub, allocation, report) else None,
-    )
-
-
-def _exits(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> tuple[ProcessExit, ...]:
-    """The exits to go by. One that this master tried to start in vain counts as a failure, so that it ends some day."""
-    return (ProcessExit(report.status, report.signal),) if _was_begun(hub, allocation, report) else ()
-
-
-def _was_begun(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> bool:
-    """Whether somebody began to start it; else an earlier master died before it could, which is nobody's fault."""
-    return report.started or hub.runner.tried(allocation.id)
+        _trials.enqueue(hub, trial)
 
 
 def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind: ExitKind) -> None:

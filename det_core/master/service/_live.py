@@ -14,7 +14,7 @@ from det_core.master.service._measured import Measured
 
 if TYPE_CHECKING:
     from det_core.config import Experiment
-    from det_core.master.scheduler import Wanting
+    from det_core.master.scheduler import PendingAllocation
     from det_core.search import Event, Search
 
 
@@ -77,7 +77,7 @@ class LiveTrial:
         early_exit: the reason it gave for giving up.
         losses: how often it was lost in a row.
         warm_start: the checkpoint it starts from as long as it has none of its own.
-        wanting: its place among those that wait for slots; None: it does not wait.
+        queued: its next allocation, which waits for slots; None: it does not wait.
     """
 
     id: int
@@ -101,7 +101,7 @@ class LiveTrial:
     losses: Losses = field(default_factory=Losses)
     warm_start: str | None = None
     allocation: LiveAllocation | None = None
-    wanting: Wanting | None = None
+    queued: PendingAllocation | None = None
 
     @property
     def pending(self) -> bool:
@@ -165,7 +165,7 @@ class Live:
     experiments: dict[int, LiveExperiment] = field(default_factory=dict)
     trials: dict[int, LiveTrial] = field(default_factory=dict)
     allocations: dict[str, LiveAllocation] = field(default_factory=dict)
-    wanting: dict[int, LiveTrial] = field(default_factory=dict)
+    queue: dict[int, LiveTrial] = field(default_factory=dict)
     touched: dict[int, LiveExperiment] = field(default_factory=dict)
     next_experiment: int = 1
     next_trial: int = 1

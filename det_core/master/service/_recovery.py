@@ -84,7 +84,7 @@ async def reload(hub: Hub) -> None:
         if experiment.events == 0 and experiment.alive:
             experiment.pending.append(Started())
         for trial in experiment.trials.values():
-            _trials.want(hub, trial)
+            _trials.enqueue(hub, trial)
         live.touch(experiment)
 
 

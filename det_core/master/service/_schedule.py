@@ -1,10 +1,10 @@
-"""Who runs now: the scheduler's decision, carried out."""
+"""Placement of allocations: the scheduler's decisions, carried out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from det_core.master.scheduler import Running, decide
+from det_core.master.scheduler import RunningAllocation, decide
 from det_core.master.service import _allocations, _trials
 
 if TYPE_CHECKING:
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 def schedule(hub: Hub, tx: Transaction) -> None:
-    """Start those whose turn it is, and ask those to stop who hold up a higher priority."""
+    """Start the allocations whose turn it is, and ask those to stop that hold up a higher priority."""
     live = hub.live
-    if not live.wanting:
+    if not live.queue:
         return
     running = [_running(allocation) for allocation in live.allocations.values()]
-    wanting = [trial.wanting for trial in live.wanting.values() if trial.wanting is not None]
-    decision = decide(running, wanting, hub.engine.slots)
-    for start in decision.start:
-        _allocations.begin(hub, tx, live.trials[start.wanting.trial_id], start.slot_ids)
+    pending = [trial.queued for trial in live.queue.values() if trial.queued is not None]
+    decision = decide(running, pending, hub.engine.slots)
+    for placement in decision.start:
+        _allocations.begin(hub, tx, live.trials[placement.pending.trial_id], placement.slot_ids)
     for victim in decision.preempt:
         _allocations.ask_to_stop(hub, tx, live.allocations[victim.allocation_id], "one of a higher priority waits")
 
 
 def reprioritise(hub: Hub, experiment_id: int) -> None:
-    """The priority of an experiment has changed: its trials wait under the new one."""
-    for trial in list(hub.live.wanting.values()):
+    """Queue the waiting trials of an experiment anew, under its changed priority."""
+    for trial in list(hub.live.queue.values()):
         if trial.experiment.id == experiment_id:
-            _trials.want(hub, trial)
+            _trials.enqueue(hub, trial)
 
 
-def _running(allocation: LiveAllocation) -> Running:
+def _running(allocation: LiveAllocation) -> RunningAllocation:
     trial = allocation.trial
-    return Running(
+    return RunningAllocation(
         allocation_id=allocation.id,
         experiment_id=trial.experiment.id,
         trial_id=trial.id,

@@ -28,7 +28,7 @@ def _pause(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
     _set(tx, experiment, State.PAUSED)
     for trial in list(experiment.trials.values()):
         if trial.state is State.ACTIVE:
-            _trials.stop_wanting(hub, trial)
+            _trials.dequeue(hub, trial)
             _trials.set_state(tx, trial, State.PAUSED)
             if trial.allocation is not None:
                 _allocations.ask_to_stop(hub, tx, trial.allocation, "its experiment was paused")
@@ -47,7 +47,7 @@ def _activate(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
     for trial in list(experiment.trials.values()):
         if trial.state is State.PAUSED:
             _trials.set_state(tx, trial, State.ACTIVE)
-            _trials.want(hub, trial)
+            _trials.enqueue(hub, trial)
 
 
 def _stays(experiment: LiveExperiment, state: State) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core.master.scheduler import State, Wanting, trial_may
+from det_core.master.scheduler import PendingAllocation, State
 from det_core.master.service import _allocations
 from det_core.master.service._live import LiveExperiment, LiveTrial
 from det_core.master.store import operations, trials
@@ -44,7 +44,7 @@ def create(
         seed=seed,
         warm_start=trial.warm_start,
     )
-    want(hub, trial)
+    enqueue(hub, trial)
     return trial
 
 
@@ -54,12 +54,12 @@ def adopt(hub: Hub, trial: LiveTrial) -> None:
     trial.experiment.known[trial.request_id] = trial.id
 
 
-def want(hub: Hub, trial: LiveTrial) -> None:
-    """Have a trial wait for slots, if there is something for it to do and nothing against it."""
+def enqueue(hub: Hub, trial: LiveTrial) -> None:
+    """Queue a trial's next allocation, if it is active, has something to train and holds no allocation."""
     if trial.state is not State.ACTIVE or trial.allocation is not None or not trial.pending:
         return
     spec = trial.experiment.spec
-    trial.wanting = Wanting(
+    trial.queued = PendingAllocation(
         allocation_id=f"{trial.task_id}.{trial.run_id + 1}",
         experiment_id=trial.experiment.id,
         trial_id=trial.id,
@@ -67,13 +67,13 @@ def want(hub: Hub, trial: LiveTrial) -> None:
         priority=trial.experiment.priority,
         max_slots=spec.max_slots,
     )
-    hub.live.wanting[trial.id] = trial
+    hub.live.queue[trial.id] = trial
 
 
-def stop_wanting(hub: Hub, trial: LiveTrial) -> None:
-    """Have a trial wait no more."""
-    trial.wanting = None
-    hub.live.wanting.pop(trial.id, None)
+def dequeue(hub: Hub, trial: LiveTrial) -> None:
+    """Take a trial off the queue."""
+    trial.queued = None
+    hub.live.queue.pop(trial.id, None)
 
 
 def train_to(hub: Hub, tx: Transaction, trial: LiveTrial, length: int) -> None:
@@ -81,7 +81,7 @@ def train_to(hub: Hub, tx: Transaction, trial: LiveTrial, length: int) -> None:
     trial.operations += 1
     trial.length, trial.completed = length, False
     tx.write(operations.add, trial.id, length)
-    want(hub, trial)
+    enqueue(hub, trial)
 
 
 def close(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
@@ -120,13 +120,12 @@ def stop(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, why: str) ->
     """
     if trial.state.stopping and state is not State.STOPPING_KILLED:
         return
-    stop_wanting(hub, trial)
+    dequeue(hub, trial)
     if trial.allocation is None:
         ended = state.end
         end(hub, tx, trial, ended, "canceled" if ended is State.CANCELED else _reason(ended))
         return
-    if trial_may(trial.state, state):  # a kill hastens an end by an error, and does not change it
-        set_state(tx, trial, state)
+    set_state(tx, trial, trial.state.after_order(state))
     if state in (State.STOPPING_KILLED, State.STOPPING_ERROR):
         _allocations.kill(hub, tx, trial.allocation, why)
     else:
@@ -142,7 +141,7 @@ def end(
 ) -> None:
     """A trial is over: it leaves, and its search is told."""
     experiment = trial.experiment
-    stop_wanting(hub, trial)
+    dequeue(hub, trial)
     trial.state = state
     tx.write(trials.change, trial.id, state=state.value, error=error, restarts=trial.restarts, end_time=_clock.now())
     del experiment.trials[trial.request_id], hub.live.trials[trial.id]

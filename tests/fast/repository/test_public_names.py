@@ -61,8 +61,8 @@ PUBLIC = {
         storage_without_secrets
     """,
     "det_core.master.scheduler": """
-        DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Losses Next Phase ProcessExit Running Start State Step
-        TrialFacts Wanting after_exit classify decide experiment_may expired trial_may
+        DEFAULT_PRIORITY Decision ExitKind Kept Losses Next PendingAllocation Phase Placement RunningAllocation State
+        Step TrialFacts after_exit classify decide expired
     """,
     "det_core.ipc": "Channel Communicator Communicators connect",
     "det_core.backend": "Backend LocalBackend",

@@ -1,28 +1,66 @@
-"""Decisions on a trial after an allocation: each row of the tables of section 13.4."""
+"""Ends of allocations: each row of the tables of sections 13.3 and 13.4, and losses in a row."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core.master.scheduler import (
-    ExitFacts,
-    ExitKind,
-    Next,
-    ProcessExit,
-    State,
-    Step,
-    TrialFacts,
-    after_exit,
-    classify,
-    trial_may,
-)
+from det_core.master.scheduler import ExitKind as K
+from det_core.master.scheduler import Losses, Next, State, Step, TrialFacts, after_exit, classify
 
-K = ExitKind
-ERRORS = [K.FAILED, K.UNRECOVERABLE]
+OTHERS = [kind for kind in K if not kind.is_error]
 OUTSIDE = [K.TERMINATED, K.TRANSIENT]
-OTHERS = [kind for kind in K if kind not in ERRORS + OUTSIDE]
+
+
+def kind_of(status: int | None = None, signal: int | None = None, **more: bool) -> K:
+    """Return the kind of an end; by default of a process that was begun and that nobody stopped."""
+    facts = {"killed": False, "acked": False, "begun": True, "lost": False} | more
+    return classify(status=status, signal=signal, **facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"killed": True, "signal": 9}, K.KILLED),
+        ({"killed": True, "acked": True, "status": 0}, K.KILLED),
+        ({"killed": True, "lost": True}, K.KILLED),
+        ({"acked": True, "status": 0}, K.PREEMPTED),
+        ({"acked": True, "status": 1}, K.PREEMPTED),
+        ({"acked": True, "signal": 9}, K.PREEMPTED),
+        ({"begun": False}, K.ABORTED),
+        ({"begun": False, "lost": True}, K.ABORTED),
+        ({"lost": True}, K.TRANSIENT),
+        ({"status": 0}, K.STOPPED),
+        ({"status": 1}, K.FAILED),
+        ({"signal": 11}, K.FAILED),
+        ({}, K.FAILED),
+        ({"signal": 9}, K.TERMINATED),
+        ({"signal": 15}, K.TERMINATED),
+    ],
+)
+def test_classify_goes_by_the_first_row_that_applies(facts: dict[str, Any], kind: K) -> None:
+    assert kind_of(**facts) is kind
+
+
+def test_only_failures_are_errors() -> None:
+    assert {kind for kind in K if kind.is_error} == {K.FAILED, *OUTSIDE}
+
+
+def test_losses_from_the_same_checkpoint_add_up() -> None:
+    losses = Losses()
+    assert [losses.note(K.TRANSIENT, None) for _ in range(3)] == [1, 2, 3]
+    assert [losses.note(kind, None) for kind in (K.KILLED, K.ABORTED, K.TRANSIENT)] == [3, 3, 4]
+
+
+def test_losses_begin_anew_at_a_new_checkpoint_or_another_end() -> None:
+    losses = Losses()
+    assert [losses.note(K.TRANSIENT, start) for start in (None, "a", "a", "b")] == [1, 1, 2, 1]
+    for kind in (K.FAILED, K.TERMINATED, K.PREEMPTED, K.STOPPED):
+        assert losses.note(kind, "b") == 0
+        assert losses.note(K.TRANSIENT, "b") == 1
 
 
 def trial(state: State = State.ACTIVE, **more: object) -> TrialFacts:
@@ -50,24 +88,18 @@ def over(state: State, reason: str, restarts: int = 1) -> Next:
 def test_row_1_a_trial_that_is_to_end_ends(state: State, end: State, reason: str) -> None:
     for kind in OTHERS + OUTSIDE:
         assert after_exit(trial(state), kind) == over(end, reason)
-    for kind in ERRORS:
-        assert after_exit(trial(state), kind) == over(State.ERROR, "errored")
+    assert after_exit(trial(state), K.FAILED) == over(State.ERROR, "errored")
 
 
 @pytest.mark.parametrize("facts", [trial(op_complete=True, closed=True), trial(stopped=True)])
 def test_row_2_a_trial_that_its_search_is_done_with_ends(facts: TrialFacts) -> None:
     for kind in OTHERS + OUTSIDE:
         assert after_exit(facts, kind) == over(State.COMPLETED, "completed")
-    for kind in ERRORS:
-        assert after_exit(facts, kind) == over(State.ERROR, "errored")
+    assert after_exit(facts, K.FAILED) == over(State.ERROR, "errored")
 
 
 def test_row_2_is_not_for_one_that_is_closed_with_an_operation_left() -> None:
     assert after_exit(trial(closed=True), K.FAILED) == again(2)
-
-
-def test_row_3_what_cannot_be_started_ends() -> None:
-    assert after_exit(trial(), K.UNRECOVERABLE) == over(State.ERROR, "errored")
 
 
 def test_row_4_a_fault_of_the_machine_is_not_counted() -> None:
@@ -86,7 +118,6 @@ def test_row_5_a_failure_is_counted_until_there_are_too_many() -> None:
     assert after_exit(trial(restarts=4), K.FAILED) == again(5)
     assert after_exit(trial(restarts=5), K.FAILED) == over(State.ERROR, "errored", restarts=6)
     assert after_exit(trial(restarts=0, max_restarts=0), K.FAILED) == over(State.ERROR, "errored", restarts=1)
-    assert after_exit(trial(never_retry=True), K.FAILED) == over(State.ERROR, "errored", restarts=2)
     assert after_exit(trial(State.PAUSED), K.FAILED) == Next(Step.WAIT, State.PAUSED, 2)
     assert after_exit(trial(early_exit="INVALID_HP"), K.FAILED) == again(2)
 
@@ -105,7 +136,7 @@ def test_row_7_an_early_exit_is_complete_and_its_search_learns_why() -> None:
 
 
 @pytest.mark.parametrize("kind", [K.PREEMPTED, K.KILLED, K.ABORTED])
-def test_row_8_one_that_was_told_to_stop_goes_on_when_it_may(kind: ExitKind) -> None:
+def test_row_8_one_that_was_told_to_stop_goes_on_when_it_may(kind: K) -> None:
     assert after_exit(trial(signalled=True), kind) == again()
     assert after_exit(trial(State.PAUSED, signalled=True), kind) == Next(Step.WAIT, State.PAUSED, 1)
     assert after_exit(trial(op_complete=True), kind) == Next(Step.PARK, State.ACTIVE, 1)
@@ -121,7 +152,7 @@ def test_an_acknowledgement_without_reason_counts_as_a_restart() -> None:
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_matrix_of_exit_code_and_acknowledgement(status: int) -> None:
     def then(facts: TrialFacts, *, acked: bool) -> Next:
-        return after_exit(facts, classify(ExitFacts(acked=acked, exits=[ProcessExit(status)])))
+        return after_exit(facts, kind_of(status, acked=acked))
 
     silent = then(trial(), acked=False)
     assert silent == (over(State.COMPLETED, "completed") if status == 0 else again(2))
@@ -142,14 +173,13 @@ any_facts = st.builds(
     signalled=st.booleans(),
     early_exit=st.sampled_from([None, "INVALID_HP", "USER_REQUESTED_STOP"]),
     lost=st.integers(0, 7),
-    never_retry=st.booleans(),
 )
 
 
-@given(any_facts, st.sampled_from(list(ExitKind)))
-def test_what_follows_is_possible(facts: TrialFacts, kind: ExitKind) -> None:
+@given(any_facts, st.sampled_from(list(K)))
+def test_what_follows_is_possible(facts: TrialFacts, kind: K) -> None:
     after = after_exit(facts, kind)
-    assert trial_may(facts.state, after.state)
+    assert after.state is facts.state or after.state.terminal
     assert after.state.terminal == (after.step is Step.END) == (after.reason is not None)
     assert facts.restarts <= after.restarts <= facts.restarts + 1
     if after.step is Step.ALLOCATE:
@@ -159,8 +189,8 @@ def test_what_follows_is_possible(facts: TrialFacts, kind: ExitKind) -> None:
         assert after.step is Step.END
 
 
-@given(any_facts, st.lists(st.sampled_from([kind for kind in ExitKind if kind is not K.TRANSIENT]), min_size=20))
-def test_a_trial_that_nobody_stops_fails_only_so_often(facts: TrialFacts, kinds: list[ExitKind]) -> None:
+@given(any_facts, st.lists(st.sampled_from([kind for kind in K if kind is not K.TRANSIENT]), min_size=20))
+def test_a_trial_that_nobody_stops_fails_only_so_often(facts: TrialFacts, kinds: list[K]) -> None:
     failures, restarts = 0, 0
     for kind in kinds:
         facts = trial(restarts=restarts, max_restarts=facts.max_restarts)
