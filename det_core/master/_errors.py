@@ -11,6 +11,7 @@
     ├── Conflict                  409, code 6: it contradicts what is recorded already
     │   └── Fenced                409, code 6: it comes from an attempt that is over (a zombie)
     ├── TooMuch                   413, code 8: more than the master takes
+    ├── Misdirected               421, code 7: it is addressed to a name that is not the master's, without a token
     └── Stopping                  503, code 14: the master is about to stop; try again later
 """
 
@@ -93,6 +94,13 @@ class TooMuch(MasterError):
 
     status = 413
     code = 8
+
+
+class Misdirected(MasterError):
+    """The request has no valid token, and names a host that is not this master."""
+
+    status = 421
+    code = 7
 
 
 class Stopping(MasterError):

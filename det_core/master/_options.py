@@ -34,6 +34,7 @@ class Options:
         database: the URL of the store; None: a SQLite file in ``folder``.
         token_file: the file with the user's token; None: ``folder/token``, made when there is none.
         log_file: where to write what happens, also what goes to stdout and stderr; None: to stderr.
+        allow_hosts: names by which requests may address it beside its own, such as a proxy's.
     """
 
     home: Path
@@ -43,6 +44,7 @@ class Options:
     database: str | None = None
     token_file: Path | None = None
     log_file: Path | None = None
+    allow_hosts: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -79,13 +81,22 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--db", metavar="URL", help="the database (default: a SQLite file in HOME/master)")
     parser.add_argument("--token-file", type=Path, help="a file with the user's token (default: HOME/master/token)")
     parser.add_argument("--log-file", type=Path, help="write what happens into this file, not to stderr")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which it is reached, as through a proxy (repeat for more)",
+    )
     args = parser.parse_args(argv)
     if not 0 <= args.port < 65536:
         parser.error(f"--port {args.port}: expected 0 to 65535")
     if args.slots is not None and args.slots < 0:
         parser.error(f"--slots {args.slots}: expected 0 or more")
     home = args.home.expanduser().absolute() if args.home else Environment.read().home
-    return Options(home, args.host, args.port, args.slots, args.db, args.token_file, args.log_file)
+    return Options(
+        home, args.host, args.port, args.slots, args.db, args.token_file, args.log_file, tuple(args.allow_host)
+    )
 
 
 def _is_loopback(host: str) -> bool:

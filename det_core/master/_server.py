@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from det_core.master.service import Service
 
 LOG = logging.getLogger("det_core.master")
-IDLE_CONNECTION = 300
-"""Seconds that a connection may stay open without a request: longer than clients wait between two."""
-LAST_WORDS = 10
-"""Seconds that requests under way have to end when the server stops."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +98,7 @@ async def _serve(
     kept = files.last_slots() if options.slots is None else None
     slots = options.slots if kept is None else kept
     async with _service(replace(options, slots=slots), settings, engine) as service:
-        app = create_app(service, files.token(options.token_file))
+        app = create_app(service, files.token(options.token_file), hosts=[options.host, *options.allow_hosts])
 
         def listening() -> bool:
             again, version = kept is not None, det_core.__version__
@@ -153,6 +149,8 @@ async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], l
     """
     import uvicorn
 
+    from det_core.master.api import raise_open_file_limit, server_config
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -163,17 +161,8 @@ async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], l
             release()
             await super().shutdown(sockets)
 
-    config = uvicorn.Config(
-        app,
-        lifespan="off",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=IDLE_CONNECTION,
-        timeout_graceful_shutdown=LAST_WORDS,
-    )
-    await Server(config).serve([bound])
+    raise_open_file_limit()
+    await Server(server_config(app)).serve([bound])
 
 
 @contextlib.contextmanager

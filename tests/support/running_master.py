@@ -14,7 +14,8 @@ import requests
 import uvicorn
 
 from det_core.master._settings import MasterSettings
-from det_core.master.api import create_app
+from det_core.master.api import Limits, create_app, server_config
+from det_core.master.api._limits import DEFAULT_LIMITS
 from det_core.master.engines import LaunchSpec
 from det_core.master.service import Service
 from det_core.master.store import Store
@@ -67,15 +68,15 @@ class Running:
         service: what the API calls.
     """
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, limits: Limits = DEFAULT_LIMITS) -> None:
         self.token = TOKEN
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(folder, limit)), name="master")
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(folder, limit, limits)), name="master")
         self._thread.start()
         until(lambda: self._ready.is_set() or not self._thread.is_alive())
         assert self._ready.is_set(), "the master has failed"
 
-    async def _live(self, folder: Path, limit: int) -> None:
+    async def _live(self, folder: Path, limit: int, limits: Limits) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self.engine = ScriptedEngine(slots=list(range(256)))
@@ -85,8 +86,7 @@ class Running:
         await self.service.start()
         await asyncio.gather(*(store.read(lambda _: time.sleep(0.05)) for _ in range(8)))  # all readers are there now
         self.app = create_app(self.service, TOKEN, max_body_bytes=limit)
-        config = uvicorn.Config(self.app, port=0, lifespan="off", ws="none", log_config=None, access_log=False)
-        server = uvicorn.Server(config)
+        self.server = server = uvicorn.Server(server_config(self.app, limits, port=0))
         serving = asyncio.ensure_future(server._serve())
         while not server.started:
             await asyncio.sleep(0.005)

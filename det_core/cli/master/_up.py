@@ -19,6 +19,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=count, metavar="N", help="the port (default: the last one, else a free one)")
     parser.add_argument("--db", metavar="URL", help="its database, as postgresql+psycopg://… (default: a SQLite file)")
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token that clients have to show")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that a proxy reaches it by",
+    )
     parser.add_argument("--foreground", action="store_true", help="stay here, as a service manager wants it")
     parser.add_argument("--json", action="store_true", help="one object")
     parser.set_defaults(run_command=run)
@@ -61,7 +68,7 @@ def _options(args: argparse.Namespace) -> list[str]:
     options = [word for name, value in given if value is not None for word in (name, str(value))]
     if args.token_file is not None:
         options += ["--token-file", str(Path(args.token_file).absolute())]
-    return options
+    return options + [word for name in args.allow_host for word in ("--allow-host", name)]
 
 
 def _token(args: argparse.Namespace, home: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,9 +27,10 @@ from det_core.master.api import (
 )
 from det_core.master.api._auth import Authenticator
 from det_core.master.api._docs import page
+from det_core.master.api._hosts import OwnHosts
 from det_core.master.api._openapi import describe
 from det_core.master.api._pending import PendingRequests
-from det_core.master.api._routing import MAX_BODY_BYTES, Routes
+from det_core.master.api._routing import MAX_BODY_BYTES, BodiesInFlight, Routes
 from det_core.master.service import Service
 
 ROUTES: tuple[Routes, ...] = (
@@ -51,13 +53,16 @@ ROUTES: tuple[Routes, ...] = (
 """Routes by subject; the most frequent requests come first."""
 
 
-def create_app(service: Service, user_token: str, *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
+def create_app(
+    service: Service, user_token: str, *, max_body_bytes: int = MAX_BODY_BYTES, hosts: Iterable[str] = ()
+) -> FastAPI:
     """Return the HTTP API of a master, an ASGI application.
 
     Args:
         service: service that does the work.
         user_token: token of the user.
         max_body_bytes: bytes that the body of a request may have.
+        hosts: names by which the master is reached, beside localhost and that of its machine.
 
     Returns:
         The application. ``app.state.pending.release()`` ends the requests that wait, before the server stops.
@@ -74,6 +79,8 @@ def create_app(service: Service, user_token: str, *, max_body_bytes: int = MAX_B
     app.state.authenticator = Authenticator(service, user_token)
     app.state.pending = PendingRequests()
     app.state.max_body_bytes = max_body_bytes
+    app.state.bodies_in_flight = BodiesInFlight()
+    app.state.own_hosts = OwnHosts(hosts)
     for routes in ROUTES:
         routes.add_to(app)
     _refusals.install(app)

@@ -28,7 +28,7 @@ _REASONS = {
     14: "Unavailable",
     16: "Unauthenticated",
 }
-_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 413: 8, 501: 12}
+_CODES = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 413: 8, 501: 12, 503: 14}
 
 
 class ErrorDetail(Reply):

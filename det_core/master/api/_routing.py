@@ -21,7 +21,7 @@ from starlette.requests import Request as PlainRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
-from det_core.master._errors import MasterError, Stopping, TooMuch
+from det_core.master._errors import MasterError, Misdirected, Stopping, TooMuch, Unauthenticated
 from det_core.master.api._auth import OBJECT_IDS, Authenticator, Caller
 from det_core.master.api._pending import PendingRequests
 from det_core.master.api._refusals import refuse
@@ -32,6 +32,8 @@ MAX_BODY_BYTES = 128 << 20
 """Bytes that the body of a request may have (§2.2)."""
 MAX_OPEN_BODY_BYTES = 64 << 10
 """Bytes that the body of a request without a token may have."""
+MAX_BODY_BYTES_IN_FLIGHT = 512 << 20
+"""Bytes of all bodies that are being read or worked on."""
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 
 
@@ -78,26 +80,32 @@ class _Route(APIRoute):
 
         async def handler(request: Request) -> Response:
             try:
-                checked = await self._check(request)
+                body = await self._check(request)
             except MasterError as e:
                 response = refuse(request.url.path, e)
                 response.headers["Connection"] = "close"  # the rest of the body is not read
                 return response
-            return await handle(checked)
+            try:
+                return await handle(_JsonRequest(_even_out(request.scope), body.receive))
+            finally:
+                body.release()
 
         return handler
 
-    async def _check(self, request: Request) -> Request:
+    async def _check(self, request: Request) -> _Body:
         state = request.app.state
         if state.pending.is_released:
             raise Stopping("the master is about to stop; try again in a moment")
         caller = await self.admit(request)
         request.state.caller = caller
-        body = _Body(request.receive, MAX_OPEN_BODY_BYTES if caller is None else state.max_body_bytes)
+        if caller is not None and hasattr(request.state, "connection"):
+            request.state.connection.accept_token()
+        max_bytes = MAX_OPEN_BODY_BYTES if caller is None else state.max_body_bytes
+        body = _Body(request.receive, max_bytes, state.bodies_in_flight)
         length = request.headers.get("content-length", "0")
         if length.isdigit():
             body.check(int(length))
-        return _JsonRequest(_even_out(request.scope), body.receive)
+        return body
 
 
 class _UserRoute(_Route):
@@ -125,15 +133,36 @@ class _TrialRoute(_Route):
 
 async def _identify(request: Request) -> Caller:
     authenticator: Authenticator = request.app.state.authenticator
-    return await authenticator.identify(request.headers)
+    try:
+        return await authenticator.identify(request.headers)
+    except Unauthenticated:
+        host = request.headers.get("host", "")
+        if host not in request.app.state.own_hosts:
+            raise Misdirected(
+                f"host {host!r} is not a name of this master: send a token, or start it with --allow-host"
+            ) from None
+        raise
+
+
+class BodiesInFlight:
+    """Bytes of the bodies of all requests that are being read or worked on.
+
+    Args:
+        max_bytes: bytes that they may have together.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES_IN_FLIGHT) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
 
 
 class _Body:
-    """The body of a request, of bounded size."""
+    """The body of a request, of bounded size, alone and together with all others."""
 
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, in_flight: BodiesInFlight) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
+        self._in_flight = in_flight
         self._received = 0
 
     def check(self, size: int) -> None:
@@ -144,12 +173,22 @@ class _Body:
     async def receive(self) -> Message:
         """Return the next message of the server; FastAPI lets nothing but an HTTPException through here."""
         message = await self._receive()
-        self._received += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self._received += size
+        self._in_flight.bytes += size
         try:
             self.check(self._received)
         except TooMuch as e:
             raise HTTPException(e.status, str(e), {"Connection": "close"}) from None
+        if size and self._in_flight.bytes > self._in_flight.max_bytes:
+            text = "the master is reading too many large requests at once; try again in a moment"
+            raise HTTPException(503, text, {"Connection": "close", "Retry-After": "1"})
         return message
+
+    def release(self) -> None:
+        """Count its bytes no longer."""
+        self._in_flight.bytes -= self._received
+        self._received = 0
 
 
 class _JsonRequest(PlainRequest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Query
+from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from det_core.master._errors import NotFound, Stopping
@@ -72,6 +72,7 @@ ReadPage = Callable[[int, int, float], Awaitable["LogPage"]]
 
 @routes.trial.get("/trials/{trial_id}/logs", response_class=StreamingResponse, responses=_LINES)
 async def trial_logs(
+    request: Request,
     trial_id: TrialId,
     service: TheService,
     pending: ThePendingRequests,
@@ -84,12 +85,14 @@ async def trial_logs(
     async def read(beyond: int, most: int, wait: float) -> LogPage:
         return await pending.wait(service.logs(trial_id, after=beyond, limit=most, wait=wait))
 
+    request.state.is_followed = follow
     first = await read(after, _part(limit), 0.0)
     return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
 
 
 @routes.trial.get("/tasks/{task_id}/logs", response_class=StreamingResponse, responses=_LINES)
 async def task_logs(
+    request: Request,
     task_id: str,
     service: TheService,
     pending: ThePendingRequests,
@@ -102,6 +105,7 @@ async def task_logs(
     async def read(beyond: int, most: int, wait: float) -> LogPage:
         return await pending.wait(service.logs_of_task(task_id, after=beyond, limit=most, wait=wait))
 
+    request.state.is_followed = follow
     first = await read(after, _part(limit), 0.0)
     return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
 
