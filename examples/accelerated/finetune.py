@@ -35,6 +35,7 @@ if __name__ == "__main__":
             "train_dataloader_kwargs": {"num_workers": 0},
         }
         trainer.train(train_set, **settings)
+        # A smaller rate than the new layer's, whose large gradients at first would spoil the trained ones.
         for group in freezer.unfreeze().values():
             trainer.optimizer.add_param_group({**group, "lr": 5e-4})
         trainer.train(train_set, **settings, reset_run_history=False)

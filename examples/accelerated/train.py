@@ -16,6 +16,7 @@ if __name__ == "__main__":
         accuracy = {"accuracy": MulticlassAccuracy(num_classes=10, average="micro")}
         trainer = Trainer(model, torch.nn.functional.cross_entropy, optimizer, metrics=accuracy)
         train_set, valid_set = datasets()
+        # The batch of all ranks stays 32; the images are in memory, where workers would take longer to start.
         trainer.train(train_set, 10, valid_set, 32 // ctx.distributed.size, train_dataloader_kwargs={"num_workers": 0})
-        if not trainer.preempted:
+        if not trainer.preempted:  # the model of a part of the training is in the checkpoint
             trainer.save_checkpoint("digits.pt")

@@ -11,6 +11,7 @@ def datasets():
     images, digits = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     digits = torch.tensor(digits)
+    # By a generator of its own: the same split on every rank, and after a resume.
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     train = order[360:]
     valid = order[:360]

@@ -46,8 +46,10 @@ class Trainer:
         self.device = torch.device("cuda" if CUDA else "cpu")
         torch.manual_seed(args.seed)
         self.model = Model(args.width).to(self.device)
+        # Blocks first: what the call for the whole finds unsharded is gathered at once, and not block by block.
         for part in (*self.model.blocks, self.model):
             fully_shard(part)
+        # After fully_shard(), which replaces the parameters by this rank's shards.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=args.lr)
         self.step = 0
         self.writers = dist.new_group(backend="gloo")  # ranks write a checkpoint while they train: let them talk apart
@@ -70,7 +72,7 @@ class Trainer:
         if self.saving:
             self.saving.wait()
         if self.step < steps:
-            raise SystemExit
+            raise SystemExit  # with status 0, and without report_completed(): a resume goes on
         return loss
 
     def train(self):
@@ -102,6 +104,7 @@ class Trainer:
         handle = self.ctx.checkpoint.begin({"steps_completed": self.step}, shard=True)
         written = dcp.async_save(self.state(), checkpoint_id=handle.path, process_group=self.writers)
 
+        # Called in torch's thread, which must not wait for the other ranks.
         def end(written):
             if written.exception():
                 handle.abort(written.exception(), blocking=False)

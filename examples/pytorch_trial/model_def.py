@@ -22,7 +22,7 @@ class DigitsTrial(pytorch.PyTorchTrial):
         return pytorch.DataLoader(self.train_set, batch_size, shuffle=True, drop_last=True)
 
     def build_validation_data_loader(self):
-        return pytorch.DataLoader(self.valid_set, 60)
+        return pytorch.DataLoader(self.valid_set, 60)  # six whole batches: the mean over them is that over the images
 
     def train_batch(self, batch, epoch_idx, batch_idx):
         images, digits = batch

@@ -76,6 +76,7 @@ def train(args: argparse.Namespace, home: Path, interrupt_after: int | None = No
     job = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     )
+    # A training that hangs would block the loop below, which reads its output.
     watchdog = threading.Timer(DEADLINE, job.kill)
     watchdog.start()
     interrupted = False

@@ -19,6 +19,7 @@ def load_data():
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
+    # By a generator of its own: the same split on every rank, and after a resume.
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     train = order[360:]
     valid = order[:360]
@@ -27,6 +28,7 @@ def load_data():
 
 def build_model(width):
     def block(inputs, outputs):
+        # Not BatchNorm, whose running statistics differ between ranks.
         return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.ReLU())
 
     return nn.Sequential(
@@ -75,7 +77,7 @@ class Trainer:
                 self.ctx.train.report_progress(self.epoch / epochs)
                 with self.ctx.checkpoint.store_path({"steps_completed": self.step}) as (path, _):
                     self.save(path / "state.pt")
-            if self.ctx.preempt.should_preempt():
+            if self.ctx.preempt.should_preempt():  # on every rank, as they agree on the call at which to stop
                 raise SystemExit
         if self.rank == 0 and self.args.save:
             self.save(self.args.save)
@@ -84,8 +86,8 @@ class Trainer:
     def batches(self):
         """Yield this rank's share of the images in the epoch's own order, each shifted by up to one pixel."""
         random = torch.Generator().manual_seed(1000 * self.args.seed + self.epoch)
-        torch.manual_seed(1000 * self.args.seed + self.epoch * self.size + self.rank)
-        count = len(self.images) // self.size * self.size
+        torch.manual_seed(1000 * self.args.seed + self.epoch * self.size + self.rank)  # for shifts and dropout
+        count = len(self.images) // self.size * self.size  # a rank with a batch more would wait for the others
         order = torch.randperm(len(self.images), generator=random)[:count]
         for share in order[self.rank :: self.size].split(self.args.batch_size // self.size):
             yield self.images[share].roll(torch.randint(-1, 2, (2,)).tolist(), (2, 3)), self.labels[share]

@@ -17,6 +17,7 @@ def load_data():
     images, labels = load_digits(return_X_y=True)
     images = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     labels = torch.tensor(labels)
+    # By a generator of its own: the same split on every rank, and after a resume.
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     train = order[360:]
     valid = order[:360]
@@ -25,6 +26,7 @@ def load_data():
 
 def build_model(width):
     def block(inputs, outputs):
+        # Not BatchNorm, whose running statistics differ between ranks.
         return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(8, outputs), nn.ReLU())
 
     return nn.Sequential(
@@ -73,8 +75,8 @@ class Trainer:
     def batches(self):
         """Yield this rank's share of the images in the epoch's own order, each shifted by up to one pixel."""
         random = torch.Generator().manual_seed(1000 * self.args.seed + self.epoch)
-        torch.manual_seed(1000 * self.args.seed + self.epoch * self.size + self.rank)
-        count = len(self.images) // self.size * self.size
+        torch.manual_seed(1000 * self.args.seed + self.epoch * self.size + self.rank)  # for shifts and dropout
+        count = len(self.images) // self.size * self.size  # a rank with a batch more would wait for the others
         order = torch.randperm(len(self.images), generator=random)[:count]
         for share in order[self.rank :: self.size].split(self.args.batch_size // self.size):
             yield self.images[share].roll(torch.randint(-1, 2, (2,)).tolist(), (2, 3)), self.labels[share]

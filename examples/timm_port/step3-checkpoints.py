@@ -127,7 +127,7 @@ def main(args, core_context):
         warmup_epochs=args.warmup_epochs,
         warmup_lr=args.warmup_lr,
     )
-    model_ema = utils.ModelEmaV2(model, decay=args.ema_decay)
+    model_ema = utils.ModelEmaV2(model, decay=args.ema_decay)  # before DDP, which would rename the weights
 
     start_epoch = 0
     best_metric = None
@@ -181,7 +181,7 @@ def main(args, core_context):
         train_metrics = train_one_epoch(model, loader_train, optimizer, train_loss_fn, args, device, model_ema)
         if args.distributed:
             for each in (model, model_ema.module):
-                utils.distribute_bn(each, args.world_size, reduce=True)
+                utils.distribute_bn(each, args.world_size, reduce=True)  # each rank has seen other images
         eval_metrics = validate(model_ema.module, loader_eval, validate_loss_fn, args, device)
         if args.rank == 0:
             _logger.info(f"Epoch {epoch}: {as_text(train_metrics)}; validation: {as_text(eval_metrics)}")
@@ -215,9 +215,9 @@ def create_loaders(args, device):
         "batch_size": args.batch_size,
         "num_workers": args.workers,
         "distributed": args.distributed,
-        "use_prefetcher": device.type == "cuda",
+        "use_prefetcher": device.type == "cuda",  # it copies in a stream of CUDA's
         "device": device,
-        "persistent_workers": False,
+        "persistent_workers": False,  # new workers in each epoch take its seed
     }
     image_mode = "RGB"
     if args.input_size[0] == 1:
@@ -262,7 +262,7 @@ def train_one_epoch(model, loader, optimizer, loss_fn, args, device, model_ema):
         loss.backward()
         optimizer.step()
         model_ema.update(model)
-        total += loss.detach() * len(input)
+        total += loss.detach() * len(input)  # no item(), which would wait for the device at each step
         count += len(input)
     loss = averaged(total / count, args).item()
     rate = count * args.world_size / (time.perf_counter() - began)
