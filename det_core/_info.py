@@ -31,9 +31,9 @@ class TrialInfo:
         trial_seed: the random seed for this trial.
         hparams: the hyperparameter values selected for this trial.
         config: the configuration of its experiment.
-        steps_completed: Steps of the checkpoint to start from; 0 without one.
-        trial_run_id: Number of this start of the trial, from 1.
-        debug: Whether the experiment asks for more logging.
+        steps_completed: steps of the checkpoint to start from; 0 without one.
+        trial_run_id: number of this start of the trial, from 1.
+        debug: whether the experiment asks for more logging.
         inter_node_network_interface: the network interface between machines, where the cluster names one.
     """
 
@@ -60,7 +60,7 @@ class RendezvousInfo:
     Attributes:
         container_addrs: one address per container; the first is the chief's.
         container_rank: the index of this container.
-        container_slot_counts: Number of slots of each container.
+        container_slot_counts: number of slots of each container.
     """
 
     container_addrs: list[str]
@@ -116,9 +116,9 @@ class ClusterInfo:
         """Initialize from values.
 
         Args:
-            trial_info: The trial, where ``task_type`` is ``TRIAL``.
-            rendezvous_info: The containers; an object read from the info directory reads them on first use.
-            resources_info: The GPUs; read likewise.
+            trial_info: the trial, where ``task_type`` is ``TRIAL``.
+            rendezvous_info: the containers; an object read from the info directory reads them on first use.
+            resources_info: the GPUs; read likewise.
 
         Raises:
             ValueError: If ``master_url`` is not an http or https address, or has a user, query or fragment.
@@ -137,17 +137,17 @@ class ClusterInfo:
         self._trial_info = trial_info
         self._rendezvous_info = rendezvous_info
         self._resources_info = resources_info
-        self._folder: Path | None = None
+        self._directory: Path | None = None
 
     def __repr__(self) -> str:
         return f"ClusterInfo(master_url={self.master_url!r}, task_id={self.task_id!r})"
 
     @classmethod
-    def _read(cls, folder: Path) -> ClusterInfo:
-        info = _read(cls, folder / "cluster.json")
-        info._folder = folder
+    def _read(cls, directory: Path) -> ClusterInfo:
+        info = _read(cls, directory / "cluster.json")
+        info._directory = directory
         if info.task_type == "TRIAL":
-            info._trial_info = _read(TrialInfo, folder / "trial.json")
+            info._trial_info = _read(TrialInfo, directory / "trial.json")
         return info
 
     @property
@@ -213,9 +213,9 @@ class ClusterInfo:
         return self._rendezvous_info
 
     def _file(self, name: str) -> Path:
-        if self._folder is None:
-            raise RuntimeError(f"this ClusterInfo was not read from a folder, and has no {name}")
-        return self._folder / name
+        if self._directory is None:
+            raise RuntimeError(f"this ClusterInfo was not read from a directory, and has no {name}")
+        return self._directory / name
 
 
 def get_cluster_info() -> ClusterInfo | None:
@@ -228,10 +228,10 @@ def get_cluster_info() -> ClusterInfo | None:
     """
     from det_core._env import Environment
 
-    folder = Environment.read().info_dir or INFO_DIR
-    if not (folder / "cluster.json").exists():
+    directory = Environment.read().info_dir or INFO_DIR
+    if not (directory / "cluster.json").exists():
         return None
-    return ClusterInfo._read(folder)
+    return ClusterInfo._read(directory)
 
 
 def canonical_url(url: str) -> str:
@@ -246,11 +246,11 @@ def canonical_url(url: str) -> str:
     has_scheme = "://" in url
     parts = urlsplit(url if has_scheme else f"http://{url}")
     if parts.scheme not in ("http", "https"):
-        raise ValueError(f"master address {url!r}: the scheme is http or https, not {parts.scheme}")
+        raise ValueError(f"invalid master address {url!r}: expected http or https, not {parts.scheme}")
     if not parts.hostname:
-        raise ValueError(f"master address {url!r} names no host")
+        raise ValueError(f"invalid master address {url!r}: it has no host")
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"master address {url!r}: user, query and fragment are not allowed")
+        raise ValueError(f"invalid master address {url!r}: user, query and fragment are not allowed")
     port = parts.port
     if not port and has_scheme:
         port = {"http": 80, "https": 443}[parts.scheme]
@@ -263,6 +263,7 @@ def canonical_url(url: str) -> str:
 _OPTIONAL = ("master_cert_name", "master_cert_file", "latest_checkpoint", "inter_node_network_interface")
 """Keys that may be missing, null or empty, with the same meaning."""
 _OF_OTHER_FILES = ("trial_info", "rendezvous_info", "resources_info")
+"""Arguments of :class:`ClusterInfo` that have a file of their own."""
 
 
 def _read(cls: type[T], path: Path) -> T:
@@ -272,9 +273,9 @@ def _read(cls: type[T], path: Path) -> T:
         InfoError: If the file cannot be read, or a key is missing or invalid.
     """
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
         keys = [key for key in inspect.signature(cls).parameters if key not in _OF_OTHER_FILES]
-        return cls(**{key: (found.get(key) or None) if key in _OPTIONAL else found[key] for key in keys})
+        return cls(**{key: (content.get(key) or None) if key in _OPTIONAL else content[key] for key in keys})
     except OSError as e:
         raise InfoError(f"{path}: {e.strerror}") from e
     except KeyError as e:

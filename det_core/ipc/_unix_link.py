@@ -48,6 +48,7 @@ class UnixLink:
         self.sock = sock
         self.fd = sock.fileno()
         self.eof = False
+        """Whether the peer has closed its end."""
         self.is_drained = False
         """Whether the last ``receive()`` left nothing unread."""
         self.queued = 0
@@ -57,10 +58,9 @@ class UnixLink:
         self._lock = threading.Lock()
         self._queue: deque[tuple[memoryview, Sequence[MemoryFile]]] = deque()
         self._files: deque[MemoryFile] = deque()
-        self._dead = False
+        self._is_dead = False
+        """Whether messages are discarded: the peer does not read them any more."""
         self._is_interrupted = False
-
-    # sending
 
     def send(self, packet: Packet | bytes) -> int:
         """Send or queue one frame, in order and without blocking. The caller may change its objects at once.
@@ -77,7 +77,7 @@ class UnixLink:
         else:
             data, files = packet.local()
         with self._lock:
-            if self._dead:
+            if self._is_dead:
                 return 0
             self._begin_message()
             sent = 0 if self._queue else self._write(data, files)
@@ -125,7 +125,7 @@ class UnixLink:
             return 0
         except _DISCONNECTED:
             # Not an error here: the ipc thread, which watches the peer, still has to read what it sent before.
-            self._dead = True
+            self._is_dead = True
             return len(data)
         except OSError as e:
             # Too many descriptors in flight for this user (RLIMIT_NOFILE): retried once a receiver has taken some.
@@ -139,8 +139,6 @@ class UnixLink:
             raise MessageInterrupted("cannot send to another rank: an exception in a signal handler cut off a message")
         self._is_interrupted = True
 
-    # receiving
-
     def receive(self) -> list[Frame]:
         """Read once without blocking, and return the frames that this completes. Sets ``eof`` at the end.
 
@@ -149,7 +147,7 @@ class UnixLink:
         """
         try:
             self.is_drained = False
-            n, ancillary, flags, _ = self.sock.recvmsg_into([self.decoder.buffer()], _ANCILLARY, _CLOSE_ON_EXEC)
+            received, ancillary, flags, _ = self.sock.recvmsg_into([self.decoder.buffer()], _ANCILLARY, _CLOSE_ON_EXEC)
         except BlockingIOError:
             self.is_drained = True
             return []
@@ -163,11 +161,11 @@ class UnixLink:
         if flags & _TRUNCATED:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             raise BadFrame(f"memory file lost: this process has more than {limit} open files; raise `ulimit -n`")
-        if n == 0:
+        if received == 0:
             self.eof = True
             return []
         frames = []
-        for frame, lengths, body in self.decoder.received(n):
+        for frame, lengths, body in self.decoder.received(received):
             if len(lengths) == 1 and not self._files:
                 frame.segments = (body,)
             elif lengths:
@@ -182,19 +180,17 @@ class UnixLink:
             yield self._files.popleft()
         raise BadFrame("frame without its memory files")
 
-    # the end
-
     def kill(self) -> None:
         """Discard the queue and all further messages: the peer is lost or has departed."""
         with self._lock:
-            self._dead = True
+            self._is_dead = True
             self._queue.clear()
             self.queued = 0
             self._watch_writable(self, False)
 
     def close(self) -> None:
         """Close the socket of this process; copies in forked children stay open."""
-        self._dead = True
+        self._is_dead = True
         self.sock.close()
         self._files.clear()
 

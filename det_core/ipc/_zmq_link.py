@@ -80,7 +80,7 @@ class ZmqLink:
         self.route = route
         self._socket = socket
         self._queue: deque[list[zmq.Frame]] = deque()
-        self._dead = False
+        self._is_dead = False
 
     @property
     def queued(self) -> int:
@@ -89,7 +89,7 @@ class ZmqLink:
 
     def send(self, packet: Packet | bytes) -> int:
         """Queue one frame. The caller may change its objects at once."""
-        if not self._dead:
+        if not self._is_dead:
             copy = self._socket.copy
             if isinstance(packet, bytes):
                 self._queue.append([copy(packet)])
@@ -100,7 +100,7 @@ class ZmqLink:
 
     def flush(self) -> None:
         """Send the queue to ZMQ; on the ipc thread."""
-        while self._queue and not self._dead:
+        while self._queue and not self._is_dead:
             self._socket.transmit(self.route, self._queue.popleft())
 
     def when_silent(self, then: Callable[[], None]) -> None:
@@ -114,7 +114,7 @@ class ZmqLink:
     def _check_silence(self, then: Callable[[], None], *, was_silent: bool) -> None:
         # First read, as this process may have been suspended since the last check.
         self._socket.receive_all()
-        if self._dead:
+        if self._is_dead:
             return
         is_silent = not self._socket.has_unread(self.route)
         # Twice, as ZMQ's own thread may have read a message and not delivered it yet.
@@ -125,7 +125,7 @@ class ZmqLink:
 
     def kill(self) -> None:
         """Discard the queue and all further messages."""
-        self._dead = True
+        self._is_dead = True
         self._queue.clear()
 
     def close(self) -> None:

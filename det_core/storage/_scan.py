@@ -59,16 +59,27 @@ def scan(
             it.
         StorageError: If the directory cannot be read.
     """
-    walk = _Walk(disk, os.path.realpath(root), selector, Listing(), [(root, "", (), False)])
-    while walk.left:
-        walk.folder(*walk.left.pop(), exclude)
+    walk = _Walk(disk, os.path.realpath(root), selector, Listing(), [_Pending(root, "", (), False)])
+    while walk.pending:
+        walk.read(walk.pending.pop(), exclude)
         exclude = ()  # names are excluded at the top alone
     listing = walk.listing
     if selector is not None:
-        above = {d for p in (*listing.files, *walk.wanted) for d in parents(p)}
-        listing.directories = [d for d in listing.directories if d in above or d in walk.wanted]
+        above = {directory for path in (*listing.files, *walk.selected) for directory in parents(path)}
+        listing.directories = [path for path in listing.directories if path in above or path in walk.selected]
     listing.directories.sort()
     return listing
+
+
+class _Pending(NamedTuple):
+    """A directory still to be read."""
+
+    path: str
+    prefix: str
+    """Relative path with a slash at its end; empty at the top."""
+    above: tuple[str, ...]
+    """Real paths of the directories with the links that lead here."""
+    is_linked: bool
 
 
 @dataclass
@@ -79,47 +90,51 @@ class _Walk:
     top: str
     selector: Selector | None
     listing: Listing
-    left: list[tuple[str, str, tuple[str, ...], bool]]
-    """Directories still to read; a stack, as Python's own ends at some 500 nested directories."""
-    wanted: set[str] = field(default_factory=set)
+    pending: list[_Pending]
+    """A stack, as Python's own ends at some 500 nested directories."""
+    selected: set[str] = field(default_factory=set)
+    """Directories that the selector includes by their own names."""
 
-    def folder(self, folder: str, prefix: str, above: tuple[str, ...], linked: bool, exclude: Collection[str]) -> None:
-        for entry in self.disk.entries(folder):
-            path = prefix + entry.name
-            link = entry.is_symlink()
+    def read(self, directory: _Pending, exclude: Collection[str]) -> None:
+        """Add the entries of a directory to the listing."""
+        for entry in self.disk.entries(directory.path):
+            path = directory.prefix + entry.name
             try:
                 if entry.name in exclude:
-                    _check_ours(entry)
-                    continue
-                if link:
-                    self.check_link(entry, folder, above)
-                if _is_folder(entry):
-                    # Only behind a link can a directory be its own parent.
-                    above_it = (*above, os.path.realpath(folder)) if link else above
-                    self.enter(entry, path, above_it, linked or link, link)
-                elif self.selector is None or self.selector(path):
-                    self.listing.files[_utf8(path)] = _source(entry, linked or link)
+                    _check_reserved(entry)
+                else:
+                    self._add(entry, path, directory)
             except _InvalidEntry as e:
                 # Its kind is unknown, so the selector is asked about both a file and a directory.
                 if self.selector is None or self.selector(path) or self.selector(path + "/"):
                     raise ValueError(str(e)) from None
 
-    def enter(self, entry: os.DirEntry[str], path: str, above: tuple[str, ...], linked: bool, link: bool) -> None:
-        self.listing.directories.append(_utf8(path) + "/")
-        if link:
+    def _add(self, entry: os.DirEntry[str], path: str, parent: _Pending) -> None:
+        above = parent.above
+        is_link = entry.is_symlink()
+        if is_link:
+            above = (*above, os.path.realpath(parent.path))  # only behind a link can a directory be its own parent
+            self._check_link(entry, above)
+        is_linked = is_link or parent.is_linked
+        if not _is_directory(entry):
+            if self.selector is None or self.selector(path):
+                self.listing.files[_check_utf8(path)] = _source(entry, is_linked)
+            return
+        self.listing.directories.append(_check_utf8(path) + "/")
+        if is_link:
             self.listing.links.append(path)
         if self.selector is not None and self.selector(path + "/"):
-            self.wanted.add(path + "/")
-        self.left.append((entry.path, path + "/", above, linked))
+            self.selected.add(path + "/")
+        self.pending.append(_Pending(entry.path, path + "/", above, is_linked))
 
-    def check_link(self, entry: os.DirEntry[str], folder: str, above: tuple[str, ...]) -> None:
+    def _check_link(self, entry: os.DirEntry[str], above: tuple[str, ...]) -> None:
         target = os.path.realpath(entry.path)
         if target != self.top and not target.startswith(self.top.rstrip("/") + "/"):
             raise _InvalidEntry(
                 f"{entry.path} is a link to {target}, outside the directory {self.top}: copy the file in, remove the "
                 "link, or exclude it by a selector"
             )
-        if any((a + "/").startswith(target + "/") for a in (*above, os.path.realpath(folder))):
+        if any((path + "/").startswith(target + "/") for path in above):
             raise _InvalidEntry(
                 f"{entry.path} is a link to a directory that contains it: a checkpoint cannot contain itself"
             )
@@ -129,17 +144,17 @@ class _InvalidEntry(Exception):
     """An entry that cannot be in a checkpoint; an error only if it is selected."""
 
 
-def _check_ours(entry: os.DirEntry[str]) -> None:
+def _check_reserved(entry: os.DirEntry[str]) -> None:
     """Reject a reserved name of the other kind, file or directory, which would be left out silently."""
-    if _is_folder(entry) != (entry.name == META_DIR):
+    if _is_directory(entry) != (entry.name == META_DIR):
         kind = "file" if entry.name == META_DIR else "directory"
         raise _InvalidEntry(
             f"{entry.path} is a {kind} with a name that det_core uses itself in a checkpoint: rename it, or exclude it "
-            "out by a selector"
+            "by a selector"
         )
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError as e:  # such as links in a circle
@@ -150,17 +165,18 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _source(entry: os.DirEntry[str], shared: bool) -> SourceFile:
     try:
-        found = entry.stat()
+        status = entry.stat()
     except OSError as e:
         raise _InvalidEntry(
             f"{entry.path} cannot be read ({e.strerror}): a checkpoint contains files and directories"
         ) from e
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise _InvalidEntry(f"{entry.path} is neither a file nor a directory: remove it, or exclude it by a selector")
-    return SourceFile(entry.path, found.st_size, shared or found.st_nlink > 1)
+    return SourceFile(entry.path, status.st_size, shared or status.st_nlink > 1)
 
 
-def _utf8(path: str) -> str:
+def _check_utf8(path: str) -> str:
+    """Return the path if it is UTF-8, as in a manifest."""
     try:
         path.encode()
     except UnicodeEncodeError:

@@ -109,7 +109,7 @@ def test_get_cluster_info_missing_rendezvous_key_raises_with_its_name(folder: Pa
 
 def test_get_cluster_info_unusable_value_raises_with_its_key(folder: Path) -> None:
     write(folder, cluster={**CLUSTER, "master_url": "ftp://m"}, trial=TRIAL)
-    with pytest.raises(InfoError, match=r"cluster\.json .*master address 'ftp://m': the scheme is http or https"):
+    with pytest.raises(InfoError, match=r"cluster\.json .*invalid master address 'ftp://m': expected http or https"):
         det.get_cluster_info()
 
 
@@ -181,7 +181,7 @@ def test_an_address_gets_its_canonical_form(given: str, canonical: str) -> None:
         ("http://me:pw@master", "user, query and fragment"),
         ("http://master?x=1", "user, query and fragment"),
         ("http://master#top", "user, query and fragment"),
-        ("http://", "names no host"),
+        ("http://", "it has no host"),
         ("ws://master", "http or https"),
         ("http://master:99999", "[Pp]ort"),
     ],
