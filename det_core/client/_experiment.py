@@ -203,7 +203,7 @@ class Experiment:
         """Continue it after its end: trials that are incomplete resume from their latest checkpoints.
 
         Args:
-            overrides: changes of its configuration, as ``"max_restarts=10"``.
+            overrides: another length for a single trial, as ``"searcher.max_length=100"``.
 
         Returns:
             Itself, in its new state.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   det-core experiment continue 3                                     after an error that was outside of it
-  det-core experiment continue 3 --config max_restarts=10 --follow
+  det-core experiment continue 3 --follow
   det-core experiment continue 3 --config searcher.max_length=100    a single trial, trained longer
 
 Trials that are incomplete resume from their latest checkpoints."""
@@ -25,7 +25,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = _EXAMPLES
     parser.add_argument(
-        "--config", metavar="KEY=VALUE", action="append", default=[], help="change a value of its configuration"
+        "--config",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="train a single trial to another length: searcher.max_length=N",
     )
     parser.add_argument("--follow", "-f", action="store_true", help="watch it until it ends, and print the best trial")
     parser.add_argument("--json", action="store_true", help="one object")

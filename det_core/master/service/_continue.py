@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from det_core.config import ConfigError, Experiment, parse_experiment, read_changes
 from det_core.master._errors import Invalid, WrongState
@@ -31,45 +30,35 @@ async def go_on(hub: Hub, experiment_id: int, override: str | None) -> None:
     Raises:
         NotFound: there is none.
         WrongState: it has not ended, is unmanaged, or has nothing left to do.
-        Invalid: the override cannot be laid over its configuration.
+        Invalid: If the override changes anything but the length of a single trial.
     """
     row = await experiment_row(hub, experiment_id)
     if row.unmanaged or row.state not in (State.COMPLETED, State.CANCELED, State.ERROR):
         what = "unmanaged" if row.unmanaged else row.state
         raise WrongState(f"experiment {experiment_id} is {what}: only one that has ended can be continued")
-    spec = await asyncio.to_thread(_laid_over, row, override)
+    spec = await asyncio.to_thread(_changed, row, override)
     await hub.store.write(lambda conn: _reopen(conn, experiment_id, spec))
     await hub.actor.refresh()
 
 
-def _laid_over(row: ExperimentRow, override: str | None) -> Experiment:
-    """The configuration with the override laid over it."""
-    before = Experiment(row.config, row.warnings)
-    if not override or not override.strip():
-        return before
+def _changed(row: ExperimentRow, override: str | None) -> Experiment:
+    """Return the configuration to continue with: the experiment's, perhaps with another length of its only trial."""
+    changes = {}
     try:
-        after = parse_experiment(_merged(row.config, read_changes(override)))
+        if override is not None and override.strip():
+            changes = read_changes(override)
+        if not changes:
+            return Experiment(row.config, row.warnings)
+        searcher = row.config["searcher"]
+        length = changes.get("searcher")
+        if searcher["name"] != "single" or len(changes) > 1 or not isinstance(length, dict) or set(length) != {LENGTH}:
+            raise Invalid(
+                f"experiment {row.id}: only {LENGTH} of a single trial's searcher can be changed by continuing it; "
+                "for another change create an experiment with searcher.source_trial_id"
+            )
+        return parse_experiment({**row.config, "searcher": {**searcher, **length}})
     except ConfigError as e:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
-    if _search_of(before) != _search_of(after):
-        raise Invalid(
-            f"experiment {row.id}: its searcher, hyperparameters and seed cannot be changed; "
-            "only a single trial can be trained longer (searcher.max_length)"
-        )
-    return after
-
-
-def _merged(base: Any, change: Any) -> Any:
-    if isinstance(base, Mapping) and isinstance(change, Mapping):
-        return {**base, **{key: _merged(base.get(key), value) for key, value in change.items()}}
-    return change
-
-
-def _search_of(spec: Experiment) -> tuple[Any, ...]:
-    searcher = dict(spec.searcher)
-    if searcher["name"] == "single":
-        searcher.pop(LENGTH, None)
-    return searcher, spec.hyperparameters, spec.seed
 
 
 def _reopen(conn: Connection, experiment_id: int, spec: Experiment) -> None:

@@ -254,8 +254,7 @@ class Service:
 
         Args:
             experiment_id: the experiment, which must have ended.
-            override: configuration text laid over its own; the search itself cannot be changed, but for longer training
-                of a single trial.
+            override: Configuration text with another ``searcher.max_length`` for a single trial.
 
         Raises:
             WrongState: it has not ended, or its search of several trials is complete.

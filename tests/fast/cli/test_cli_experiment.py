@@ -184,8 +184,9 @@ def test_an_error_has_its_own_status_and_continues(master: Running, command: Com
     assert found is not None and f"for more: det-core trial logs {found[1]}\n" in said
     assert f"error:        trial {found[1]}: " in command("e", "describe", number)
     assert command.json("e", "describe", number)["error"].startswith(f"trial {found[1]}: ")
-    assert command("e", "continue", number, "--config", "max_restarts=1") == f"experiment {number} (one): ACTIVE\n"
-    assert command.json("e", "describe", number)["config"]["max_restarts"] == 1
+    longer = command("e", "continue", number, "--config", "searcher.max_length=5")
+    assert longer == f"experiment {number} (one): ACTIVE\n"
+    assert command.json("e", "describe", number)["config"]["searcher"]["max_length"] == 5
     command("e", "continue", number, "--config", "max_restarts", status=1)
     assert "override 'max_restarts'" in command.errors or "has ended" in command.errors
     command("e", "kill", number)

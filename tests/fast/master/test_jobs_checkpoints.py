@@ -101,7 +101,7 @@ with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, checkpoint_storage=
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_checkpoint_is_found_in_the_storage_that_it_was_made_in(jobs: Jobs, tmp_path: Path, named: bool) -> None:
-    """A start from another experiment's, and a continuation with another storage; ``named``: by the script."""
+    """A start from another experiment's, and a continuation; ``named``: the storage is the script's."""
 
     def storage(name: str) -> dict[str, object]:
         return {"type": "directory", "container_path": str(tmp_path / name), "save_trial_latest": 3}
@@ -114,12 +114,15 @@ def test_a_checkpoint_is_found_in_the_storage_that_it_was_made_in(jobs: Jobs, tm
     heir = jobs.create(ELSEWHERE, start, hyperparameters={"named": None}, checkpoint_storage=storage("heir"))
     (trial,) = jobs.ended(heir, "COMPLETED")
     assert jobs.sign("start") == f"{source.latest_checkpoint} 3"
-    heir.go_on(["searcher.max_length=7", f"checkpoint_storage.container_path={tmp_path / 'later'}"])
+    heir.go_on(["searcher.max_length=7"])
     (again,) = jobs.ended(heir, "COMPLETED")
     assert jobs.sign("start") == f"{trial.latest_checkpoint} 5"
     assert jobs.steps(again, "training") == [4, 5, 6, 7]
-    places = {"named" if named else "first": source, "heir": trial, "later": again}
-    for (place, owner), step in zip(places.items(), ("3", "5", "7"), strict=True):
+    for place, owner, step in (
+        ("named" if named else "first", source, "3"),
+        ("heir", trial, "5"),
+        ("heir", again, "7"),
+    ):
         assert (tmp_path / place / str(owner.latest_checkpoint)).is_dir()
         experiment = first if owner is source else heir
         fetched = experiment.download_checkpoint(tmp_path / "fetched" / step, owner.latest_checkpoint)
@@ -155,16 +158,17 @@ def test_a_training_is_continued_for_longer(jobs: Jobs) -> None:
     experiment = jobs.create("with begin() as ctx:\n    count(ctx)\n")
     (trial,) = jobs.ended(experiment, "COMPLETED")
     first = trial.latest_checkpoint
-    again = experiment.go_on(["searcher.max_length=6", "max_restarts=9"])
-    assert (again.state, again.config["max_restarts"]) == ("ACTIVE", 9)
+    again = experiment.go_on(["searcher.max_length=6"])
+    assert (again.state, again.config["searcher"]["max_length"]) == ("ACTIVE", 6)
     (longer,) = jobs.ended(experiment, "COMPLETED")
     assert (longer.id, longer.state, longer.steps_completed) == (trial.id, "COMPLETED", 6)
     assert [run.steps_completed for run in jobs.runs(trial)] == [0, 3]
     assert jobs.steps(trial, "training") == [1, 2, 3, 4, 5, 6]
     assert jobs.steps(trial, "validation") == [3, 6]
     assert longer.latest_checkpoint != first
-    with pytest.raises(MasterError, match="cannot be changed"):
-        experiment.go_on(["hyperparameters.lr=1"])
+    for change in ("hyperparameters.lr=1", "max_restarts=9", "searcher.metric=x"):
+        with pytest.raises(MasterError, match="only max_length of a single trial's searcher can be changed"):
+            experiment.go_on([change])
 
 
 def test_what_has_failed_is_continued_from_where_it_was(jobs: Jobs) -> None:
