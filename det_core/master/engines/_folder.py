@@ -44,7 +44,6 @@ class AllocationFolder:
             (self.path / part).mkdir()
         known = {**asdict(spec), "context": str(spec.context) if spec.context else None, "place": place}
         (self.path / "spec.json").write_text(json.dumps(known, default=str))
-        self.write_words("command", spec.command)
 
     def write_words(self, name: str, words: Mapping[str, str] | Any) -> None:
         """Write a list of words, or of variables, for the supervisor.
@@ -78,7 +77,7 @@ class AllocationFolder:
 
     def write_exit(self, **facts: object) -> None:
         """Write how it ended, where no supervisor could."""
-        write_end(str(self.path), {"status": None, "signal": None, "stage": "start", "killed": False, **facts})
+        write_end(str(self.path), {"status": None, "signal": None, "killed": False, **facts})
 
     @contextmanager
     def lock(self) -> Iterator[int]:

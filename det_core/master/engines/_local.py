@@ -15,7 +15,7 @@ from det_core._env import child_environment
 from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._prepare import HOOK
+from det_core.master.engines._hook import HOOK, create_venv, hook_command
 from det_core.master.engines._protocol import Ended, LaunchSpec, Listener
 from det_core.master.engines._report import never_launched
 from det_core.master.engines._slots import Slots
@@ -160,14 +160,16 @@ class LocalEngine:
         """Write all that the supervisor needs."""
         folder.create(spec, place)
         write_info(spec, folder.path, self._slots)
-        folder.write_words("environment", variables(spec, folder.path, self._home, self._slots, place))
         work = folder.path / "work"
         if spec.context is not None:
             unpack_archive(spec.context, work)
+        command = list(spec.command)
+        environment = variables(spec, folder.path, self._home, self._slots, place)
         if (work / HOOK).is_file():
-            program, python = Path(__file__).with_name("_prepare.py"), spec.interpreter or sys.executable
-            environments = self._home / "master" / "environments"
-            folder.write_words("prepare", [sys.executable, program, folder.path, environments, python])
+            command = hook_command(command)
+            environment = create_venv(folder.path / "venv", spec.interpreter or sys.executable, environment)
+        folder.write_words("command", command)
+        folder.write_words("environment", environment)
 
 
 class _Deaf:

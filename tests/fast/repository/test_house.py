@@ -121,8 +121,8 @@ def test_environment_variables_are_read_in_one_module() -> None:
         for node in _nodes(path)
         if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"))
     }
-    # The launcher hands its whole environment on to what it starts; so does what runs a startup hook.
-    assert {r for r in readers if not r.startswith("launch/")} == {"_env.py", "master/engines/_prepare.py"}
+    # The launcher hands its whole environment on to what it starts.
+    assert {r for r in readers if not r.startswith("launch/")} == {"_env.py"}
 
 
 def test_files_and_functions_stay_small() -> None:

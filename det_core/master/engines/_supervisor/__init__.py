@@ -13,7 +13,6 @@ All they know stands in the allocation's folder:
 ================  ===================================================================================
 ``command``       the script's command, words separated by NUL
 ``environment``   its variables, ``NAME=value``, separated by NUL
-``prepare``       a command to run before it, likewise; need not be there
 ``work/``         where it runs
 ``info/``         the information files, which also appear at the contract's path
 ``log.jsonl``     what it wrote, in order: an object a line with time, stream and data

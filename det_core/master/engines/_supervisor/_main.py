@@ -61,5 +61,5 @@ def _take_over(folder: str, pipes: Pipes, flight: Flight) -> None:
                 poll.unregister(fd)
                 del streams[fd]
     log.close()
-    facts = {"status": None, "signal": None, "started": True, "stage": "script", "killed": False, "lost": True}
+    facts = {"status": None, "signal": None, "started": True, "killed": False, "lost": True}
     write_end(folder, {**facts, "error": "its supervisor was killed", "lost_bytes": log.lost, "time": time.time()})

@@ -67,13 +67,9 @@ class Worker:
 
     def run(self) -> None:
         """Do it all."""
-        facts: dict[str, object] = {"status": None, "signal": None, "started": False, "stage": "script"}
-        prepare = os.path.join(self._folder, "prepare")
+        facts: dict[str, object] = {"status": None, "signal": None, "started": False}
         try:
-            if os.path.exists(prepare):
-                facts.update(self._stage(prepare), stage="startup-hook.sh")
-            if facts["stage"] == "script" or (facts["status"] == 0 and not self._killed):
-                facts.update(self._stage(os.path.join(self._folder, "command")), stage="script")
+            facts.update(self._run_script(os.path.join(self._folder, "command")))
         except CannotRun as e:
             facts.update(status=e.status, started=True, error=str(e))
         end_all()
@@ -83,8 +79,8 @@ class Worker:
         facts.update(killed=self._killed, lost=False, lost_bytes=self._log.lost, time=time.time())
         write_end(self._folder, facts)
 
-    def _stage(self, command: str) -> dict[str, object]:
-        """Run one command to its end."""
+    def _run_script(self, command: str) -> dict[str, object]:
+        """Run the script to its end."""
         self._hear(0)
         if self._end_at <= time.monotonic():
             self._killed = True

@@ -1,81 +1,70 @@
-"""The startup hook runs once for a content, in an environment of its own that is layered on ours."""
+"""Startup hooks run at each start, in an environment of the run's own that is layered on ours."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from support.engine_suite import archive, key, spec
 from support.engines import Local, run, texts
 
 HOOK = """
-echo "hook $(which python)" ; echo once >> {ran}
+echo "hook of $DET_TRIAL_ID"
 site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-echo 'WHERE = __file__' > $site/brought.py
-echo 'made' > made-by-the-hook
-export FROM_THE_HOOK="a value"
-[ -f one.txt ] && sleep 0.3
-true
+echo "WHERE = __file__" > $site/brought.py
+mkdir -p outputs
+export RUN=trial-$DET_TRIAL_ID
 """
-SCRIPT = (
-    "import brought, orjson, os, sys;"
-    "print(brought.WHERE.startswith(sys.prefix), sys.prefix != sys.base_prefix, os.environ['FROM_THE_HOOK'],"
-    " open('made-by-the-hook').read().strip(), os.environ['VIRTUAL_ENV'] == sys.prefix)"
-)
+SCRIPT = """
+import brought, orjson, os, sys
+from pathlib import Path
+assert brought.WHERE.startswith(sys.prefix) and sys.prefix == os.environ["VIRTUAL_ENV"] != sys.base_prefix
+model = Path("outputs/model.txt")
+print(os.environ["RUN"], model.exists())
+model.write_text("trained")
+"""
 
 
-def test_the_hook_runs_once_and_every_trial_has_what_it_brought(tmp_path: Path) -> None:
-    ran, context = tmp_path / "ran", tmp_path / "context.tgz"
-    archive(context, {"startup-hook.sh": HOOK.format(ran=ran), "one.txt": "", "t.py": SCRIPT})
+def test_hook_exports_files_and_packages_stay_in_their_run(tmp_path: Path) -> None:
+    context = tmp_path / "context.tgz"
+    archive(context, {"startup-hook.sh": HOOK, "t.py": SCRIPT})
 
     async def work() -> None:
         async with Local().bench(tmp_path) as bench:
-            await asyncio.gather(*(bench.engine.launch(spec(n, "python t.py", context=context)) for n in ("a", "b")))
-            for name in ("a", "b"):
-                exit = await bench.end_of(name)
+            specs = [replace(spec(f"a{n}", "python t.py", context=context), trial_id=n) for n in (11, 22)]
+            await asyncio.gather(*(bench.engine.launch(one) for one in specs))
+            for n in (11, 22):
+                exit = await bench.end_of(f"a{n}")
                 assert exit.status == 0, exit
-                assert texts(bench, key(name))[-1] == "True True a value made True"
-            assert ran.read_text() == "once\n"
-            told = [text for name in ("a", "b") for text in texts(bench, key(name))]
-            assert sum("running startup-hook.sh" in text for text in told) == 1
-            files = {"startup-hook.sh": HOOK.format(ran=ran), "one.txt": "", "t.py": SCRIPT}
-            archive(context, {**files, "t.py": SCRIPT + "\nprint('changed')"})
-            await bench.engine.launch(spec("c", "python t.py", context=context))
-            assert (await bench.end_of("c")).status == 0
-            assert ran.read_text() == "once\n"  # the hook cannot see the script
-            archive(context, {**files, "requirements.txt": "x"})
-            await bench.engine.launch(spec("d", "python t.py", context=context))
-            assert (await bench.end_of("d")).status == 0
-            assert ran.read_text() == "once\nonce\n"
+                assert texts(bench, key(f"a{n}")) == [f"hook of {n}", f"trial-{n} False"]
+            venv = tmp_path / "home" / "master" / "allocations" / key("a11") / "venv"
+            assert venv.is_dir()
+            await bench.engine.forget(key("a11"))
+            assert not venv.exists()
 
     run(work())
     subprocess.run([sys.executable, "-c", "import importlib.util as u; assert not u.find_spec('brought')"], check=True)
 
 
-def test_a_hook_that_fails_says_so_and_is_tried_again(tmp_path: Path) -> None:
-    context, mended = tmp_path / "context.tgz", tmp_path / "mended"
-    hook = f"echo working; [ -e {mended} ] || {{ echo 'no such package' >&2; exit 5; }}"
-    archive(context, {"startup-hook.sh": hook})
+def test_hook_that_fails_ends_the_run_with_its_status(tmp_path: Path) -> None:
+    context = tmp_path / "context.tgz"
 
     async def work() -> None:
         async with Local().bench(tmp_path) as bench:
-            await bench.engine.launch(spec("a", "echo script", context=context))
-            exit = await bench.end_of("a")
-            assert (exit.status, exit.started, exit.killed) == (5, True, False)
-            assert "startup-hook.sh" in exit.detail
-            assert exit.last_lines[-2:] == ("no such package", "det_core: startup-hook.sh failed with status 5")
-            assert "script" not in texts(bench, key("a"))
-            mended.touch()
-            await bench.engine.launch(spec("b", "echo script", context=context))
-            assert (await bench.end_of("b")).status == 0
+            for name, hook in {"exit": "echo why >&2; exit 5", "last": "echo why >&2; (exit 5)"}.items():
+                archive(context, {"startup-hook.sh": hook})
+                await bench.engine.launch(spec(name, "echo script", context=context))
+                exit = await bench.end_of(name)
+                assert (exit.status, exit.started, exit.killed) == (5, True, False)
+                assert exit.last_lines == ("why", "startup-hook.sh exited with status 5")
 
     run(work())
 
 
-def test_a_kill_ends_a_hook(tmp_path: Path) -> None:
+def test_hook_is_ended_by_a_kill(tmp_path: Path) -> None:
     context = tmp_path / "context.tgz"
     archive(context, {"startup-hook.sh": "echo in the hook; sleep 1000"})
 
@@ -84,28 +73,27 @@ def test_a_kill_ends_a_hook(tmp_path: Path) -> None:
             await bench.engine.launch(spec("a", "echo script", context=context))
             await bench.line_of("a", "in the hook")
             await bench.engine.kill(key("a"))
-            exit = await bench.end_of("a")
-            assert exit.killed
+            assert (await bench.end_of("a")).killed
             assert "script" not in texts(bench, key("a"))
 
     run(work())
 
 
-def test_pip_is_told_to_keep_what_is_there(tmp_path: Path) -> None:
-    context, shown = tmp_path / "context.tgz", tmp_path / "shown.json"
-    python = f"import json, os; json.dump([open(os.environ['PIP_CONSTRAINT']).read()], open({str(shown)!r}, 'w'))"
-    hook = f"python -c {json.dumps(python)}; which pip; pip --version"
-    archive(context, {"startup-hook.sh": hook})
+def test_hook_has_a_pip_that_installs_into_its_run(tmp_path: Path) -> None:
+    context = tmp_path / "context.tgz"
+    hook = (
+        "which pip; pip install -q --no-index --no-build-isolation ./mine && python -c 'import mine; print(mine.HERE)'"
+    )
+    setup = "from setuptools import setup; setup(name='mine', version='1', py_modules=['mine'])"
+    files = {"startup-hook.sh": hook, "mine/setup.py": setup, "mine/mine.py": "HERE = __file__"}
+    archive(context, files)
 
     async def work() -> None:
         async with Local().bench(tmp_path) as bench:
             await bench.engine.launch(spec("a", "true", context=context))
-            assert (await bench.end_of("a")).status == 0
-            which, version = texts(bench, key("a"))[-2:]
-            assert which.startswith(str(tmp_path))
-            assert version.startswith("pip ")
+            exit = await bench.end_of("a")
+            assert exit.status == 0, exit
+            which, *_, where = texts(bench, key("a"))
+            assert which.startswith(str(tmp_path)) and where.startswith(str(tmp_path))
 
     run(work())
-    import importlib.metadata
-
-    assert f"torch=={importlib.metadata.version('torch')}\n" in json.loads(shown.read_text())[0]
