@@ -86,11 +86,12 @@ class JobEnvironment:
         """
         names = dict.fromkeys((*self.names, *self.required_variables))
         if missing := [name for name in names if not self.variables.get(name)]:
-            local = " (its number on its node, and how many run there: 0 and 1 if it is the only one)"
+            hint = ""
+            if "LOCAL_RANK" in missing:
+                hint = " (its number on its node, and how many run there: 0 and 1 if it is the only one)"
             message = (
                 f"not set: {', '.join(missing)}. {self.command} sets them for each process: start the script with it, "
-                f"set them{local * ('LOCAL_RANK' in missing)}, or pass the ranks: core.DistributedContext(rank=…, "
-                "size=…, …). "
+                f"set them{hint}, or pass the ranks: core.DistributedContext(rank=…, size=…, …). "
             )
             if present := [name for name in names if name not in missing]:
                 values = ", ".join(f"{name}={self.variables[name]}" for name in present)
@@ -236,20 +237,19 @@ class TensorFlow(JobEnvironment):
         return self._worker()[1][0].rpartition(":")[0].strip("[]")
 
     def _worker(self) -> tuple[int, list[str]]:
+        text = self.variables["TF_CONFIG"]
+        expected = 'expected {"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": N}}'
         try:
-            config = json.loads(self.variables["TF_CONFIG"])
-        except ValueError as e:
-            raise ValueError(f"TF_CONFIG is not JSON: {e}") from e
-        task = _mapping(_mapping(config, "TF_CONFIG").get("task"), "TF_CONFIG's task")
-        addresses = _mapping(config.get("cluster"), "TF_CONFIG's cluster").get("worker")
-        kind = task.get("type")
-        index = task.get("index")
+            config = json.loads(text)
+            kind = config["task"]["type"]
+            index = config["task"]["index"]
+            addresses = config["cluster"]["worker"]
+        except (ValueError, LookupError, TypeError) as e:
+            raise ValueError(f"TF_CONFIG={text!r}: {expected} ({type(e).__name__}: {e})") from e
         if kind != "worker":
             raise ValueError(f"TF_CONFIG: this process is of type {kind!r}; only a worker has a rank")
-        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
-            raise ValueError(f"TF_CONFIG: cluster.worker is {addresses!r}, expected a list of HOST:PORT")
-        if not isinstance(index, int) or not 0 <= index < len(addresses):
-            raise ValueError(f"TF_CONFIG: task.index is {index!r}, and there are {len(addresses)} workers")
+        if not isinstance(addresses, list) or index not in range(len(addresses)):
+            raise ValueError(f"TF_CONFIG={text!r}: {expected}, with the N of one of the workers")
         return index, addresses
 
 
@@ -331,12 +331,6 @@ def detect_launcher(variables: Mapping[str, str]) -> JobEnvironment | None:
     return None
 
 
-def launcher_for(constructor: str, variables: Mapping[str, str]) -> JobEnvironment:
-    """Return the environment that ``constructor`` reads: the detected one of several, or else the first."""
-    matches = [each(variables) for each in ENVIRONMENTS if f".{constructor}(" in each.constructor]
-    return next((each for each in matches if each.detect()), matches[0])
-
-
 def detect_ranks(variables: Mapping[str, str]) -> JobEnvironment | None:
     """Return the environment of a job of several ranks, all of whose numbers can be read; None if this is the only one.
 
@@ -392,9 +386,3 @@ def _expand_range(part: str) -> list[str]:
 
 def _exceeds(text: str | None, limit: int) -> bool:
     return text is not None and re.fullmatch(r"\d+", text) is not None and int(text) > limit
-
-
-def _mapping(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is {value!r}, expected an object")
-    return value

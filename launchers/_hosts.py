@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from det_core._env import Environment
@@ -178,16 +179,9 @@ def _from_allocation(request: LayoutRequest) -> Layout | None:
     return replace(layout, notice=request.notice)
 
 
-def _from_open_mpi(request: LayoutRequest) -> Layout | None:
-    return _from_mpi(request, OpenMpi(request.variables))
-
-
-def _from_hydra(request: LayoutRequest) -> Layout | None:
-    return _from_mpi(request, Hydra(request.variables))
-
-
-def _from_mpi(request: LayoutRequest, mpi: JobEnvironment) -> Layout | None:
+def _from_mpi(environment: type[JobEnvironment], request: LayoutRequest) -> Layout | None:
     """Return the layout of ``mpirun``, which started this launcher and one on each other node."""
+    mpi = environment(request.variables)
     if not all(map(request.variables.get, mpi.names[:2])):
         return None
     nodes = mpi.size()
@@ -252,9 +246,9 @@ _FINDERS: tuple[Callable[[LayoutRequest], Layout | None], ...] = (
     _from_host_options,
     _from_node_options,
     _from_allocation,
-    _from_open_mpi,
+    partial(_from_mpi, OpenMpi),
     _from_slurm,
-    _from_hydra,
+    partial(_from_mpi, Hydra),
     _single_node,
 )
 

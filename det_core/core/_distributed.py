@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core import _clock
 from det_core._env import Environment
-from det_core._environments import RANK_FIELDS, JobEnvironment, detect_launcher, launcher_for
+from det_core._environments import (
+    RANK_FIELDS,
+    DeepSpeed,
+    Horovod,
+    Hydra,
+    JobEnvironment,
+    OpenMpi,
+    RayTrain,
+    Slurm,
+    TensorFlow,
+    Torchrun,
+    detect_launcher,
+)
 from det_core._optional import is_installed
 from det_core.core._main_guard import exit_if_importing_script
 from det_core.core._script_call import script_call
@@ -165,17 +177,17 @@ class DistributedContext:
         Raises:
             ValueError: If variables are missing; the message names them.
         """
-        return cls._from("from_torch_distributed", chief_ip)
+        return cls._from(chief_ip, Torchrun, RayTrain)
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
         """Return a context with the ranks that deepspeed's launcher has set; see :meth:`from_torch_distributed`."""
-        return cls._from("from_deepspeed", chief_ip)
+        return cls._from(chief_ip, DeepSpeed)
 
     @classmethod
     def from_slurm(cls, chief_ip: str | None = None) -> DistributedContext:
         """Return a context with the ranks that ``srun`` has set; the chief's address is the first node of the step."""
-        return cls._from("from_slurm", chief_ip)
+        return cls._from(chief_ip, Slurm)
 
     @classmethod
     def from_mpi(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -189,7 +201,7 @@ class DistributedContext:
         Raises:
             ValueError: If variables are missing, or it is unclear which ranks share a node.
         """
-        return cls._from("from_mpi", chief_ip)
+        return cls._from(chief_ip, OpenMpi, Hydra)
 
     @classmethod
     def from_tf_config(cls, *, strategy: bool = False) -> tuple[DistributedContext, Any]:
@@ -207,9 +219,8 @@ class DistributedContext:
             MissingExtra: If ``strategy`` is True and TensorFlow is not installed.
         """
         environment = Environment.read()
-        tensorflow = launcher_for("from_tf_config", environment.launch)
-        has_config = bool(environment.launch.get("TF_CONFIG"))
-        if has_config and tensorflow.size() > 1:
+        tensorflow = TensorFlow(environment.launch)
+        if environment.launch.get("TF_CONFIG") and tensorflow.size() > 1:
             # The strategy comes first: if it raises, no rank waits for this one.
             several_workers = _make_strategy(several=True, required=strategy)
             return cls._of(tensorflow, environment, None), several_workers
@@ -224,9 +235,8 @@ class DistributedContext:
             hvd: the module, after ``hvd.init()``.
             chief_ip: address of the chief (or ``DET_CHIEF_IP``), required with more than one node.
         """
-        launch = Environment.read().launch
         numbers = {name: getattr(hvd, name)() for name in RANK_FIELDS}
-        return cls(**numbers, chief_ip=chief_ip, _job=launcher_for("from_horovod", launch).job())
+        return cls(**numbers, chief_ip=chief_ip, _job=Horovod(Environment.read().launch).job())
 
     @classmethod
     def detect(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -243,9 +253,12 @@ class DistributedContext:
         return cls._of(detect_launcher(environment.launch), environment, chief_ip)
 
     @classmethod
-    def _from(cls, constructor: str, chief_ip: str | None) -> DistributedContext:
+    def _from(cls, chief_ip: str | None, *candidates: type[JobEnvironment]) -> DistributedContext:
+        """Return a context with the ranks of the candidate that is detected; else raise what the first one lacks."""
         environment = Environment.read()
-        return cls._of(launcher_for(constructor, environment.launch), environment, chief_ip)
+        launchers = [candidate(environment.launch) for candidate in candidates]
+        launcher = next((each for each in launchers if each.detect()), launchers[0])
+        return cls._of(launcher, environment, chief_ip)
 
     @classmethod
     def _of(cls, launcher: JobEnvironment | None, environment: Environment, chief_ip: str | None) -> DistributedContext:

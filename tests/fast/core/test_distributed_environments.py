@@ -9,7 +9,16 @@ import pytest
 
 from det_core import core
 from det_core._env import Environment
-from det_core._environments import detect_launcher, detect_ranks, expand_counts, launcher_for
+from det_core._environments import (
+    ENVIRONMENTS,
+    DeepSpeed,
+    JobEnvironment,
+    Slurm,
+    Torchrun,
+    detect_launcher,
+    detect_ranks,
+    expand_counts,
+)
 from det_core.core._distributed import assign_nodes
 from det_core.errors import LauncherNotFound
 from support.processes import free_port
@@ -189,11 +198,10 @@ def test_detect_ranks_with_one_process_of_a_launcher_returns_none() -> None:
     assert detect_ranks(environment(alone)) is None
 
 
-@pytest.mark.parametrize("name", ["torch_distributed", "deepspeed", "horovod", "mpi", "slurm"])
-def test_constructor_of_each_environment_exists(name: str) -> None:
-    constructor = launcher_for(f"from_{name}", {}).constructor
-    method = constructor.removeprefix("core.DistributedContext.").partition("(")[0]
-    assert method == f"from_{name}" and callable(getattr(core.DistributedContext, method))
+@pytest.mark.parametrize("environment_class", ENVIRONMENTS)
+def test_constructor_of_each_environment_exists(environment_class: type[JobEnvironment]) -> None:
+    method = environment_class.constructor.removeprefix("core.DistributedContext.").partition("(")[0]
+    assert method.startswith("from_") and callable(getattr(core.DistributedContext, method))
 
 
 @pytest.mark.parametrize(
@@ -217,11 +225,10 @@ def test_job_of_another_launch_differs(variables: dict[str, str], change: dict[s
     assert job(variables) != job({**variables, **change})
 
 
-@pytest.mark.parametrize(
-    "variables, name", [(TORCHRUN, "torch_distributed"), (SRUN, "slurm"), (DEEPSPEED, "deepspeed")]
-)
-def test_ranks_with_a_missing_variable_names_it(variables: dict[str, str], name: str) -> None:
-    environment_class = type(launcher_for(f"from_{name}", {}))
+@pytest.mark.parametrize("variables, environment_class", [(TORCHRUN, Torchrun), (SRUN, Slurm), (DEEPSPEED, DeepSpeed)])
+def test_ranks_with_a_missing_variable_names_it(
+    variables: dict[str, str], environment_class: type[JobEnvironment]
+) -> None:
     for variable in environment_class.names:
         rest = environment({key: value for key, value in variables.items() if key != variable})
         with pytest.raises(LauncherNotFound, match=f"not set: {variable}"):
@@ -319,4 +326,4 @@ def test_expand_counts_of_a_malformed_text_names_the_variable() -> None:
     ],
 )
 def test_address_of_a_slurm_step_is_its_first_node(nodes: str, address: str | None) -> None:
-    assert launcher_for("from_slurm", environment({**SRUN, "SLURM_STEP_NODELIST": nodes})).address() == address
+    assert Slurm(environment({**SRUN, "SLURM_STEP_NODELIST": nodes})).address() == address
