@@ -23,8 +23,6 @@ from fast.master.store.test_metrics_reported import (
     test_a_later_run_takes_the_place_of_an_earlier_one_from_its_steps_on,
     test_another_value_is_a_conflict_and_nothing_of_it_is_kept,
     test_samples_of_the_machine_are_kept_raw,
-    test_the_best_and_the_latest_validation,
-    test_the_best_validations_of_an_experiment,
 )
 from fast.master.store.test_migrate import (
     test_database_without_its_version_is_refused,
@@ -38,7 +36,6 @@ from fast.master.store.test_reports import (
     test_log_lines_are_followed_by_their_ids,
     test_the_latest_is_the_complete_one_of_the_most_steps,
     test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else,
-    test_who_uses_a_checkpoint,
 )
 from fast.master.store.test_store import (
     put,

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from sqlalchemy import Connection, func, select
 
-from det_core.master.store import LogLine, Store, key_values, logs, metrics
+from det_core.master.store import LogLine, Store, ingest, key_values, logs, series
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import upgrade
 from det_core.master.store._reports import METRICS
@@ -47,7 +47,7 @@ def work(writer: int, number: int) -> Callable[[Connection], None]:
             }
             for seq in range(first, first + ROWS)
         ]
-        metrics.insert_journal(conn, writer, 1, 0, rows)
+        ingest.insert_journal(conn, writer, 1, 0, rows)
         logs.append(
             conn, [LogLine(f"t.{writer}", f"{number}\n", 1.0)], allocation_id=f"t.{writer}", offsets={"out": number}
         )
@@ -124,7 +124,7 @@ def kept(url: str) -> list[int]:
 def _kept(conn: Connection, writer: int) -> int:
     number = int(key_values.get(conn, f"{writer}-before", 0))
     rows = conn.execute(select(func.count()).select_from(METRICS).where(METRICS.c.trial_id == writer)).scalar_one()
-    tally = metrics.summaries(conn, [writer])[writer].get("training", {}).get("a", {"count": 0})
+    tally = series.summaries(conn, writer).get("training", {}).get("a", {"count": 0})
     found = {
         "after": key_values.get(conn, f"{writer}-after", 0),
         "rows": rows / ROWS,

@@ -66,5 +66,5 @@ async def trial_source_info(body: TrialSourceRequest, service: TheService, calle
     """Note that a trial uses a checkpoint."""
     info = body.trial_source_info
     caller.check(trial_id=info.trial_id)
-    await service.trial_source_info(info.trial_id, info.checkpoint_uuid, info.trial_source_info_type)
+    await service.trial_source_info(info.trial_id, info.checkpoint_uuid)
     return answer(TrialSourceReply(trial_id=info.trial_id, checkpoint_uuid=info.checkpoint_uuid))

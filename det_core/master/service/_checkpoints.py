@@ -137,14 +137,17 @@ async def set_metadata(hub: Hub, uuid: str, metadata: Mapping[str, Any]) -> None
     await hub.store.write(write)
 
 
-async def use(hub: Hub, trial_id: int, uuid: str, kind: str) -> None:
-    """Note that a trial uses a checkpoint."""
+async def use(hub: Hub, trial_id: int, uuid: str) -> None:
+    """Accept that a trial uses a checkpoint, if both exist; stock clients report it, and nothing reads it.
 
-    def write(conn: Connection) -> None:
+    Raises:
+        NotFound: If there is no such trial or checkpoint.
+    """
+
+    def check(conn: Connection) -> None:
         if trials.get(conn, trial_id) is None:
             raise NotFound(f"there is no trial {trial_id}")
         if checkpoints.get(conn, uuid) is None:
             raise no_checkpoint(uuid)
-        checkpoints.add_use(conn, trial_id, uuid, kind)
 
-    await hub.store.write(write)
+    await hub.store.read(check)

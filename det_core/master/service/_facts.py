@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from det_core.master._errors import is_content_error
 from det_core.master.service import _allocations, _checkpoints, _ending, _operations
 from det_core.master.service._measured import VALIDATION
-from det_core.master.store import trials
-from det_core.master.store.metrics import number, validations
+from det_core.master.store import trials, validations
 from det_core.search import Validated
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def goes_by_validations(trial: LiveTrial) -> bool:
 async def catch_up(hub: Hub, trial: LiveTrial) -> None:
     """Tell a search the validations of its trial that are kept, and that it has not seen."""
     metric = trial.experiment.spec.metric
-    found = await hub.store.read(lambda conn: validations(conn, trial.id, metric))
+    found = await hub.store.read(lambda conn: validations.of_trial(conn, trial.id, metric))
     records = [
         {"kind": "metrics", "group": VALIDATION, "metrics": v.row.metrics, "steps_completed": v.row.steps_completed}
         for v in found
@@ -130,7 +129,7 @@ def validated(hub: Hub, tx: Transaction, trial: LiveTrial, values: Mapping[str, 
 
 
 def _value(values: Mapping[str, Any], name: str) -> float | None:
-    found = number(values, name)
+    found = validations.number(values, name)
     return _operations.as_number(values.get(name)) if found is None else found
 
 

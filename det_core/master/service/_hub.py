@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from det_core.master.service._runner import Runner
     from det_core.master.service._views import TokenView
     from det_core.master.store import Store
-    from det_core.master.store.metrics import Validation
 
 
 @dataclass
@@ -34,9 +33,8 @@ class Hub:
         writing: held while a context archive becomes a file.
         actor: where decisions are made.
         runner: what the engine is told.
-        best: the best validations of experiments that have ended, with when they ended; looking them up takes long.
         identities: whom tokens belong to, of those that were shown; see ``_identify``.
-        remarks: the same of what there is to say of them.
+        remarks: what there is to say of experiments that have ended, with when they ended; looking it up takes long.
     """
 
     store: Store
@@ -45,7 +43,6 @@ class Hub:
     live: Live = field(default_factory=Live)
     signals: Signals = field(default_factory=Signals)
     news: News = field(default_factory=News)
-    best: dict[int, tuple[float, Validation | None]] = field(default_factory=dict)
     identities: dict[str, TokenView] = field(default_factory=dict)
     remarks: dict[int, tuple[float, list[str]]] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)

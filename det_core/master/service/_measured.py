@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
 from det_core.master.scheduler import State
-from det_core.master.store import metrics, operations, trials
+from det_core.master.store import operations, trials, validations
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.metrics import Validation
     from det_core.master.store.trials import TrialRow
 
 VALIDATION = "validation"
@@ -55,7 +54,7 @@ class Measured:
                 due = True
             elif record.get("kind") == "metrics" and record.get("group") == VALIDATION:
                 self.names |= record["metrics"].keys()
-                self.known |= metrics.number(record["metrics"], self.metric) is not None
+                self.known |= validations.number(record["metrics"], self.metric) is not None
                 step = record.get("steps_completed")
                 due |= step is not None and self.first.setdefault(trial_id, step) != step
         if self.known or self.warning is not None or not due:
@@ -82,7 +81,7 @@ def fault(conn: Connection, row: ExperimentRow) -> str | None:
     gave up or was killed.
     """
     spec = Experiment(row.config)
-    if not is_search(spec) or operations.any_completed(conn, row.id) or _best(conn, row, spec):
+    if not is_search(spec) or operations.any_completed(conn, row.id) or validations.bests(conn, row.id):
         return None
     ended = [t for t in trials.of_experiment(conn, row.id) if t.state == State.COMPLETED and t.early_exit is None]
     names = _names(conn, ended)
@@ -96,22 +95,19 @@ def remarks(conn: Connection, row: ExperimentRow) -> list[str]:
     spec = Experiment(row.config)
     if not is_search(spec) or row.state != State.COMPLETED:
         return []
-    best, found = _best(conn, row, spec), trials.of_experiment(conn, row.id)
+    best = validations.bests(conn, row.id)
+    found = trials.of_experiment(conn, row.id)
     if not best:
         names = _names(conn, found)
         return [missing(spec.metric, names)] if names or operations.any_completed(conn, row.id) else []
     measured = [t for t in found if t.id in best]
     keys = {key for t in measured for key in t.hparams if t.hparams[key] != measured[0].hparams.get(key)}
-    if keys and len({v.value for v in best.values()}) == 1:
+    if keys and len(set(best.values())) == 1:
         named = ", ".join(sorted(keys))
         return [f"all {len(measured)} trials report the same `{spec.metric}`: does the script use {named}?"]
     return []
 
 
-def _best(conn: Connection, row: ExperimentRow, spec: Experiment) -> dict[int, Validation]:
-    return metrics.best_validations(conn, row.id, spec.metric, smaller_is_better=spec.smaller_is_better)
-
-
 def _names(conn: Connection, found: Sequence[TrialRow]) -> set[str]:
-    rows = [metrics.latest_validation(conn, trial.id) for trial in found[:LOOKED_AT]]
-    return {name for row in rows if row is not None for name in row.metrics}
+    latest, _ = validations.latest_and_best(conn, [trial.id for trial in found[:LOOKED_AT]])
+    return {name for row in latest.values() for name in row.metrics}

@@ -12,12 +12,14 @@ from det_core.master.scheduler import State
 from det_core.master.service import _show_experiments, _show_trials
 from det_core.master.service._access import experiment_row, no_experiment, trial_row
 from det_core.master.service._views import ExperimentView, MetricView, TrialView
-from det_core.master.store import experiments, metrics, trials
+from det_core.master.store import experiments, series, trials, validations
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
+    from det_core.master.store.experiments import ExperimentRow
+    from det_core.master.store.validations import BestTrial
 
 
 def find_experiments(
@@ -67,48 +69,70 @@ async def wait(hub: Hub, experiment_id: int, timeout: float) -> ExperimentView:
             await watch.wait(left)
 
 
-async def find_trials(hub: Hub, experiment_id: int, states: Sequence[str]) -> list[TrialView]:
-    """The trials of an experiment."""
+async def find_trials(
+    hub: Hub,
+    experiment_id: int,
+    states: Sequence[str] = (),
+    *,
+    best_first: bool = False,
+    limit: int | None = None,
+    offset: int = 0,
+) -> list[TrialView]:
+    """Return trials of an experiment.
+
+    Args:
+        hub: Parts of the service.
+        experiment_id: Experiment.
+        states: Only those that show one of these; none for all.
+        best_first: Whether to sort them by their best validation, the best first. Defaults to their IDs.
+        limit: Maximum number. Defaults to all.
+        offset: Trials to skip.
+    """
     row = await experiment_row(hub, experiment_id)
+    live = _show_trials.snapshots(hub.live.experiments.get(experiment_id))
+    order = validations.best_first(Experiment(row.config).smaller_is_better) if best_first else validations.BY_ID
 
     def look(conn: Connection) -> list[TrialView]:
-        found = trials.of_experiment(conn, experiment_id)
-        known = _show_trials.know(conn, row, found, summaries=False)
-        spec = Experiment(row.config)
-        return [_show_trials.show(t, spec, known, hub.live.trials.get(t.id)) for t in found]
+        chosen = _show_trials.in_states(states, live)
+        rows = trials.page(conn, experiment_id, chosen, order, limit=limit, offset=offset)
+        return list(_show_trials.show(conn, row, rows, live))
 
-    views = await hub.store.read(look)
-    return [view for view in views if not states or view["state"] in states]
+    return await hub.store.read(look)
 
 
 async def trial(hub: Hub, trial_id: int) -> TrialView:
-    """One trial."""
+    """Return one trial."""
     row = await trial_row(hub, trial_id)
+    live = hub.live.trials.get(trial_id)
+    snapshot = None if live is None else _show_trials.snapshot(live)
 
     def look(conn: Connection) -> TrialView:
-        of = experiments.get(conn, row.experiment_id)
-        if of is None:
+        experiment = experiments.get(conn, row.experiment_id)
+        if experiment is None:
             raise no_experiment(row.experiment_id)
-        known = _show_trials.know(conn, of, [row], summaries=True)
-        return _show_trials.show(row, Experiment(of.config), known, hub.live.trials.get(row.id))
+        return _show_trials.show_one(conn, experiment, row, snapshot)
 
     return await hub.store.read(look)
 
 
 async def best_trial(hub: Hub, experiment_id: int) -> TrialView | None:
-    """The trial with the best searched metric."""
-    row = await experiment_row(hub, experiment_id)
-    best = await hub.store.read(lambda conn: _show_experiments.best_of(conn, row))
+    """Return the trial with the best searched metric, or None."""
+    best = await _best(hub, await experiment_row(hub, experiment_id))
     return None if best is None else await trial(hub, best.trial_id)
 
 
 async def best_validation(hub: Hub, experiment_id: int) -> float:
-    """The best value of the searched metric."""
+    """Return the best value of the searched metric."""
     row = await experiment_row(hub, experiment_id)
-    best = await hub.store.read(lambda conn: _show_experiments.best_of(conn, row))
+    best = await _best(hub, row)
     if best is None:
         raise NotFound(f"experiment {experiment_id} has no validation with {row.config['searcher']['metric']!r} yet")
     return best.value
+
+
+async def _best(hub: Hub, row: ExperimentRow) -> BestTrial | None:
+    best = await hub.store.read(lambda conn: _show_experiments.best_of(conn, [row]))
+    return best.get(row.id)
 
 
 def find_metrics(
@@ -120,8 +144,8 @@ def find_metrics(
     for trial_id in trial_ids:
         if trials.get(conn, trial_id) is None:
             raise NotFound(f"there is no trial {trial_id}")
-        for name in metrics.groups(conn, trial_id) if group is None else [group]:
-            for row in metrics.series(conn, trial_id, name, superseded=archived, batches=True, limit=None):
+        for name in series.groups(conn, trial_id) if group is None else [group]:
+            for row in series.read(conn, trial_id, name, superseded=archived, batches=True, limit=None):
                 number += 1
                 if number <= after:
                     continue

@@ -13,11 +13,9 @@ from det_core.master._errors import Conflict, Fenced, Invalid, is_content_error
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._facts import steer
 from det_core.master.service._measured import VALIDATION, is_search
-from det_core.master.store import experiments, logs, metrics, trials
+from det_core.master.store import ingest, logs, trials
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation
 
@@ -64,15 +62,15 @@ async def journal(
     if not last_will:
         await fence(hub, trial_id, trial_run_id)
     try:
-        kept = await hub.store.write(
-            lambda conn: metrics.insert_journal(conn, trial_id, trial_run_id, rank, records, restart=restart)
+        next_seq = await hub.store.write(
+            lambda conn: ingest.insert_journal(conn, trial_id, trial_run_id, rank, records, restart=restart)
         )
     except ValueError as e:
         raise Invalid(f"trial {trial_id}, journal of rank {rank}: {e}") from None
     if trial_id in hub.live.trials:
         await _warn(hub, trial_id, records)
         await steer(hub, trial_id, f"run {trial_run_id}", records, last_will=last_will)
-    return kept.next_seq
+    return next_seq
 
 
 async def left_behind(
@@ -115,7 +113,7 @@ async def report(
     await fence(hub, trial_id, trial_run_id)
     try:
         await hub.store.write(
-            lambda conn: metrics.report(
+            lambda conn: ingest.report(
                 conn, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, time=report_time
             )
         )
@@ -180,17 +178,13 @@ async def task_logs(hub: Hub, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 async def alert(hub: Hub, experiment_id: int, trial_id: int | None, title: str, description: str, level: str) -> None:
-    """Bring something to people's attention: it is kept, and written to the trial's log."""
+    """Write an alert to the log of its trial; to the master's own, where it names none."""
     await experiment_row(hub, experiment_id)
-    task_id = None if trial_id is None else (await trial_row(hub, trial_id)).task_id
-
-    def write(conn: Connection) -> None:
-        experiments.add_alert(conn, experiment_id, trial_id, level=level, title=title, description=description)
-        if task_id is not None:
-            text = f"alert: {title}" + (f": {description}" if description else "") + "\n"
-            line = logs.LogLine(task_id=task_id, log=text, timestamp=_clock.now(), level=level, source="alert")
-            logs.append(conn, [line])
-
-    await hub.store.write(write)
-    if task_id is not None:
-        hub.news.tell(("log", task_id))
+    text = f"alert: {title}" + (f": {description}" if description else "")
+    if trial_id is None:
+        LOG.info("experiment %d: %s", experiment_id, text)
+        return
+    task_id = (await trial_row(hub, trial_id)).task_id
+    line = logs.LogLine(task_id=task_id, log=text + "\n", timestamp=_clock.now(), level=level, source="alert")
+    await hub.store.write(lambda conn: logs.append(conn, [line]))
+    hub.news.tell(("log", task_id))

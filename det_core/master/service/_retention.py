@@ -16,7 +16,7 @@ from det_core.master.scheduler import Kept, State, expired
 from det_core.master.service import _storages
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
-from det_core.master.store import checkpoints, contexts, experiments, key_values, metrics, trials
+from det_core.master.store import checkpoints, contexts, experiments, key_values, trials, validations
 from det_core.storage import Store, event_files_of_experiment, open_store
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _has(store: Store, uuid: str) -> bool:
 
 
 def _at_steps(conn: Connection, trial_id: int, metric: str) -> dict[int, float]:
-    return {v.row.steps_completed or 0: v.value for v in metrics.validations(conn, trial_id, metric)}
+    return {v.row.steps_completed or 0: v.value for v in validations.of_trial(conn, trial_id, metric)}
 
 
 def _sources(conn: Connection, *, without: int) -> set[str]:

@@ -494,9 +494,9 @@ class Service:
         """Bring something to people's attention: it is written to the trial's log."""
         await _reports.alert(self._hub, experiment_id, trial_id, title, description, level)
 
-    async def trial_source_info(self, trial_id: int, checkpoint_uuid: str, kind: str) -> None:
-        """Note that a trial uses a checkpoint."""
-        await _checkpoints.use(self._hub, trial_id, checkpoint_uuid, kind)
+    async def trial_source_info(self, trial_id: int, checkpoint_uuid: str) -> None:
+        """Accept that a trial uses a checkpoint."""
+        await _checkpoints.use(self._hub, trial_id, checkpoint_uuid)
 
     async def task_logs(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take log lines, in the shape of LogView without ``id``."""

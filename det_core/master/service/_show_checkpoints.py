@@ -11,7 +11,7 @@ from det_core.master.service import _storages
 from det_core.master.service._access import no_experiment
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._views import CheckpointView
-from det_core.master.store import checkpoints, experiments, metrics, trials
+from det_core.master.store import checkpoints, experiments, series, trials, validations
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -86,7 +86,7 @@ def _show(conn: Connection, row: CheckpointRow, hparams: dict[str, Any], config:
         experiment_id=row.experiment_id,
         experiment_config=config,
         hparams=hparams,
-        searcher_metric=metrics.number(validation, Experiment(config).metric),
+        searcher_metric=validations.number(validation, Experiment(config).metric),
         training_metrics=_at(conn, row, "training"),
         validation_metrics=validation,
     )
@@ -95,6 +95,6 @@ def _show(conn: Connection, row: CheckpointRow, hparams: dict[str, Any], config:
 def _at(conn: Connection, row: CheckpointRow, group: str) -> dict[str, Any]:
     """What a checkpoint's trial has reported for its step."""
     step = row.steps_completed
-    before = metrics.Cursor(step, -1, -1, -1, -1)
-    found = metrics.series(conn, row.trial_id, group, after=before, limit=1)
+    before = series.Cursor(step, -1, -1, -1, -1)
+    found = series.read(conn, row.trial_id, group, after=before, limit=1)
     return found[0].metrics if found and found[0].steps_completed == step else {}

@@ -8,7 +8,7 @@ from det_core.config import Experiment
 from det_core.master.scheduler import DEFAULT_PRIORITY, State
 from det_core.master.service import _measured
 from det_core.master.service._views import ExperimentView
-from det_core.master.store import experiments, metrics
+from det_core.master.store import experiments, validations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment
     from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.metrics import Validation
+    from det_core.master.store.validations import BestTrial
 
 NO_METRIC = "unmanaged"
 """What stands for the metric in the configuration of an experiment that has none (§9)."""
@@ -27,20 +27,10 @@ NO_METRIC = "unmanaged"
 def show(conn: Connection, hub: Hub, rows: Sequence[ExperimentRow]) -> list[ExperimentView]:
     """Experiments, with what is known of their trials."""
     counts, live = experiments.trial_counts(conn, [row.id for row in rows]), hub.live.experiments
+    best = best_of(conn, rows)
     return [
-        _one(row, counts.get(row.id, 0), _best(conn, hub, row), live.get(row.id), _remarks(conn, hub, row))
-        for row in rows
+        _one(row, counts.get(row.id, 0), best.get(row.id), live.get(row.id), _remarks(conn, hub, row)) for row in rows
     ]
-
-
-def _best(conn: Connection, hub: Hub, row: ExperimentRow) -> Validation | None:
-    """The best validation; of an experiment that has ended it is looked up once."""
-    if row.unmanaged or row.end_time is None:
-        return best_of(conn, row)
-    known = hub.best.get(row.id)
-    if known is None or known[0] != row.end_time:
-        known = hub.best[row.id] = (row.end_time, best_of(conn, row))
-    return known[1]
 
 
 def _remarks(conn: Connection, hub: Hub, row: ExperimentRow) -> list[str]:
@@ -56,15 +46,18 @@ def _remarks(conn: Connection, hub: Hub, row: ExperimentRow) -> list[str]:
     return known[1]
 
 
-def best_of(conn: Connection, row: ExperimentRow) -> Validation | None:
-    """The best validation of an experiment; of equals that of the earliest trial."""
-    spec = Experiment(row.config)
-    found = metrics.best_validations(conn, row.id, spec.metric, smaller_is_better=spec.smaller_is_better)
-    return metrics.best([found[t] for t in sorted(found)], smaller_is_better=spec.smaller_is_better)
+def best_of(conn: Connection, rows: Sequence[ExperimentRow]) -> dict[int, BestTrial]:
+    """Return the best trial of each experiment with a validation; of equals the earliest."""
+    best: dict[int, BestTrial] = {}
+    for smaller_is_better in (True, False):
+        ids = [row.id for row in rows if Experiment(row.config).smaller_is_better == smaller_is_better]
+        if ids:
+            best |= validations.best_trials(conn, ids, smaller_is_better=smaller_is_better)
+    return best
 
 
 def _one(
-    row: ExperimentRow, num_trials: int, best: Validation | None, live: LiveExperiment | None, remarks: list[str]
+    row: ExperimentRow, num_trials: int, best: BestTrial | None, live: LiveExperiment | None, remarks: list[str]
 ) -> ExperimentView:
     spec = Experiment(row.config)
     ends = [] if live is None else [t.allocation.stop_by for t in live.trials.values() if t.allocation is not None]

@@ -2,98 +2,130 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sqlalchemy import ColumnElement, and_, or_, true
 
 from det_core.config import Experiment
 from det_core.master.scheduler import Phase, State
 from det_core.master.service._lengths import longest, unit
 from det_core.master.service._views import TrialView, ValidationView
-from det_core.master.store import allocations, checkpoints, metrics, operations
+from det_core.master.store import METADATA, allocations, checkpoints, operations, series, validations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection
 
-    from det_core.master.service._live import LiveTrial
+    from det_core.master.service._live import LiveExperiment, LiveTrial
     from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.metrics import MetricRow, Validation
     from det_core.master.store.operations import OperationRow
+    from det_core.master.store.series import MetricRow
     from det_core.master.store.trials import TrialRow
+
+SHOWN_AT_ONCE = 500
+"""Trials whose operations, checkpoints and validations are looked up by one statement each."""
+_T = METADATA.tables["trials"].c
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is kept of an experiment's trials beside their rows, by trial."""
+class Snapshot:
+    """State of a trial in memory, copied on the loop: readers have threads of their own.
+
+    Attributes:
+        phase: State that it shows while its row says ACTIVE.
+        allocation_id: Allocation that it runs in, or None.
+        stop_by: Time at which that is killed, or None.
+        parked: Whether it waits for the search.
+    """
+
+    phase: str
+    allocation_id: str | None
+    stop_by: float | None
+    parked: bool
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What the database has of some trials beside their rows, by trial."""
 
     operations: dict[int, OperationRow]
     checkpoints: dict[int, str]
     latest: dict[int, MetricRow]
-    best: dict[int, Validation]
-    steps: dict[int, int]
-    summaries: dict[int, Any] = field(default_factory=dict)
-    exits: dict[int, int] = field(default_factory=dict)
-    """How their last runs ended, as a shell tells it."""
+    best: dict[int, MetricRow]
 
 
-def know(conn: Connection, experiment: ExperimentRow, rows: Sequence[TrialRow], *, summaries: bool) -> Known:
-    """Look up what is kept of trials of one experiment; ``summaries``: also what is shown of a single trial alone."""
-    spec, ids = Experiment(experiment.config), [row.id for row in rows]
-    better = spec.smaller_is_better
-    if len(ids) == 1:
-        found = metrics.best_validation(conn, ids[0], spec.metric, smaller_is_better=better)
-        best = {} if found is None else {ids[0]: found}
-        validated = _latest_validations(conn, ids)
-    else:
-        best = metrics.best_validations(conn, experiment.id, spec.metric, smaller_is_better=better)
-        validated = _latest_validations(conn, list(best))
-    if len(ids) == 1:
-        one = operations.current(conn, ids[0])
-        given = {} if one is None else {ids[0]: one}
-        newest = checkpoints.latest(conn, ids[0])
-        latest = {} if newest is None else {ids[0]: newest.uuid}
-    else:
-        given = operations.current_of_experiment(conn, experiment.id)
-        latest = _latest(conn, experiment.id)
-    return Known(
-        operations=given,
-        checkpoints=latest,
-        latest=validated,
-        best=best,
-        steps=metrics.total_steps(conn, ids),
-        summaries=metrics.summaries(conn, ids) if summaries else {},
-        exits=_exits(conn, rows) if summaries else {},
-    )
+def snapshots(experiment: LiveExperiment | None) -> dict[int, Snapshot]:
+    """Return snapshots of the trials of an experiment; none if it has ended. Call it on the loop."""
+    return {} if experiment is None else {trial.id: snapshot(trial) for trial in experiment.trials.values()}
 
 
-def _exits(conn: Connection, rows: Sequence[TrialRow]) -> dict[int, int]:
-    found = {row.id: allocations.of_run(conn, row.id, row.run_id) for row in rows}
-    told = {}
-    for number, run in found.items():
-        if run is not None and run.exit_signal is not None:
-            told[number] = 128 + run.exit_signal
-        elif run is not None and run.exit_status is not None:
-            told[number] = run.exit_status
-    return told
+def snapshot(trial: LiveTrial) -> Snapshot:
+    """Return a snapshot of a trial. Call it on the loop."""
+    allocation = trial.allocation
+    if allocation is not None:
+        phase = Phase.RUNNING if allocation.ready else Phase.STARTING
+        return Snapshot(phase.value, allocation.id, allocation.stop_by, parked=False)
+    phase_or_state = Phase.QUEUED.value if trial.pending else State.ACTIVE.value
+    return Snapshot(phase_or_state, None, None, parked=not trial.pending and not trial.closed)
 
 
-def _latest_validations(conn: Connection, ids: Sequence[int]) -> dict[int, MetricRow]:
-    found = {number: metrics.latest_validation(conn, number) for number in ids}
-    return {number: row for number, row in found.items() if row is not None}
+def in_states(states: Sequence[str], live: Mapping[int, Snapshot]) -> ColumnElement[bool]:
+    """Return the condition that a trial is shown in one of ``states``; with none given, that it is any."""
+    if not states:
+        return true()
+    active = _T.state == State.ACTIVE.value
+    managed = and_(active, ~_T.unmanaged)
+    conditions = [
+        _T.state.in_([state for state in states if state != State.ACTIVE]),
+        and_(managed, _T.id.in_([number for number, trial in live.items() if trial.phase in states])),
+    ]
+    if State.ACTIVE in states:
+        conditions += [and_(managed, _T.id.not_in(list(live))), and_(active, _T.unmanaged, _T.run_id == 0)]
+    if Phase.RUNNING.value in states:
+        conditions.append(and_(active, _T.unmanaged, _T.run_id > 0))
+    return or_(*conditions)
 
 
-def _latest(conn: Connection, experiment_id: int) -> dict[int, str]:
-    """Trial -> the checkpoint that its next run would start from."""
-    found = checkpoints.of_experiment(conn, experiment_id, states=[checkpoints.COMPLETED])
-    best = sorted(found, key=lambda c: (c.steps_completed, c.report_time))
-    return {c.trial_id: c.uuid for c in best}
+def show(
+    conn: Connection, experiment: ExperimentRow, rows: Sequence[TrialRow], live: Mapping[int, Snapshot]
+) -> Iterator[TrialView]:
+    """Yield trials of an experiment as they are shown in lists."""
+    spec = Experiment(experiment.config)
+    for start in range(0, len(rows), SHOWN_AT_ONCE):
+        chunk = rows[start : start + SHOWN_AT_ONCE]
+        ids = [row.id for row in chunk]
+        latest, best = validations.latest_and_best(conn, ids)
+        stored = _Stored(
+            operations=operations.current_of_trials(conn, ids),
+            checkpoints=checkpoints.latest_of_trials(conn, ids),
+            latest=latest,
+            best=best,
+        )
+        for row in chunk:
+            yield _view(row, spec, stored, live.get(row.id))
 
 
-def show(row: TrialRow, spec: Experiment, known: Known, live: LiveTrial | None) -> TrialView:
-    """One trial."""
-    operation, latest, best = known.operations.get(row.id), known.latest.get(row.id), known.best.get(row.id)
-    allocation = None if live is None else live.allocation
+def show_one(conn: Connection, experiment: ExperimentRow, row: TrialRow, live: Snapshot | None) -> TrialView:
+    """Return one trial, with what only its own page shows."""
+    (view,) = show(conn, experiment, [row], {} if live is None else {row.id: live})
+    view["summary_metrics"] = series.summaries(conn, row.id)
+    view["exit_status"] = _exit_status(conn, row)
+    return view
+
+
+def _exit_status(conn: Connection, row: TrialRow) -> int | None:
+    """Return how the last run of a trial ended, as a shell tells it."""
+    run = allocations.of_run(conn, row.id, row.run_id)
+    if run is None:
+        return None
+    return run.exit_status if run.exit_signal is None else 128 + run.exit_signal
+
+
+def _view(row: TrialRow, spec: Experiment, stored: _Stored, live: Snapshot | None) -> TrialView:
+    operation = stored.operations.get(row.id)
     return TrialView(
         id=row.id,
         experiment_id=row.experiment_id,
@@ -107,52 +139,50 @@ def show(row: TrialRow, spec: Experiment, known: Known, live: LiveTrial | None) 
         restarts=row.restarts,
         restarted=min(row.restarts, spec.max_restarts),
         trial_run_id=row.run_id,
-        allocation_id=None if allocation is None else allocation.id,
-        stop_by_time=None if allocation is None else allocation.stop_by,
-        parked=live is not None and allocation is None and not live.pending and not live.closed,
-        progress=_progress(row, spec, known),
-        total_batches=known.steps.get(row.id, 0),
+        allocation_id=None if live is None else live.allocation_id,
+        stop_by_time=None if live is None else live.stop_by,
+        parked=live is not None and live.parked,
+        progress=_progress(row, spec, operation),
+        total_batches=row.steps,
         operation_length=None if operation is None else operation.length,
         operation_completed=operation is not None and operation.completed,
-        latest_checkpoint=known.checkpoints.get(row.id),
-        latest_validation=None if latest is None else _validation(latest, metrics.number(latest.metrics, spec.metric)),
-        best_validation=None if best is None else _validation(best.row, best.value),
-        summary_metrics=known.summaries.get(row.id, {}),
+        latest_checkpoint=stored.checkpoints.get(row.id),
+        latest_validation=_validation(stored.latest.get(row.id), spec),
+        best_validation=_validation(stored.best.get(row.id), spec),
+        summary_metrics={},
         start_time=row.start_time,
         end_time=row.end_time,
         error=row.error,
-        exit_status=known.exits.get(row.id),
+        exit_status=None,
     )
 
 
-def _progress(row: TrialRow, spec: Experiment, known: Known) -> float:
-    """How far a trial is: what it has said, or what the steps it has reported are of all that it may come to train."""
+def _progress(row: TrialRow, spec: Experiment, operation: OperationRow | None) -> float:
+    """Return the fraction done: as reported, or the steps reported of all that may come to be trained."""
     if row.state == State.COMPLETED:
         return 1.0
-    operation = known.operations.get(row.id)
     whole = longest(spec) or (None if operation is None else operation.length)
-    steps = known.steps.get(row.id, 0)
-    if not whole or steps > whole or unit(spec) not in (None, "batches"):
+    if not whole or row.steps > whole or unit(spec) not in (None, "batches"):
         return row.progress  # its steps are of another kind
-    return max(row.progress, steps / whole)
+    return max(row.progress, row.steps / whole)
 
 
-def _validation(row: MetricRow, metric: float | None) -> ValidationView:
+def _validation(row: MetricRow | None, spec: Experiment) -> ValidationView | None:
+    if row is None:
+        return None
     return ValidationView(
         total_batches=row.steps_completed or 0,
         metrics=row.metrics,
-        metric=metric,
+        metric=validations.number(row.metrics, spec.metric),
         end_time=row.time,
         trial_run_id=row.run_id,
     )
 
 
-def _state(row: TrialRow, live: LiveTrial | None) -> str:
-    """The state, with how far its allocation is if it is ACTIVE."""
-    if row.state != "ACTIVE" or row.unmanaged:
-        return "RUNNING" if row.unmanaged and row.state == "ACTIVE" and row.run_id else row.state
-    if live is None or (live.allocation is None and not live.pending):
+def _state(row: TrialRow, live: Snapshot | None) -> str:
+    """Return the state; of an ACTIVE trial how far its allocation is."""
+    if row.state != State.ACTIVE:
         return row.state
-    if live.allocation is None:
-        return Phase.QUEUED.value
-    return Phase.RUNNING.value if live.allocation.ready else Phase.STARTING.value
+    if row.unmanaged:
+        return Phase.RUNNING.value if row.run_id else row.state
+    return row.state if live is None else live.phase

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from det_core.errors import CheckpointNotFound
 from det_core.master._errors import is_content_error
 from det_core.master.service import _checkpoints, _storages
-from det_core.master.store import checkpoints, metrics
+from det_core.master.store import checkpoints, series
 from det_core.storage import open_store
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
-    from det_core.master.store.metrics import RecordRow
+    from det_core.master.store.series import RecordRow
 
 LOG = logging.getLogger("det_core")
 PATIENCE = 60.0
@@ -58,7 +58,7 @@ async def make_up(hub: Hub, allocation_id: str) -> Doubt | None:
     trial, run_id = allocation.trial, allocation.run_id
 
     def unknown(conn: Connection, kind: str) -> list[RecordRow]:
-        rows = metrics.records(conn, trial.id, kind=kind, run_id=run_id)
+        rows = series.records(conn, trial.id, kind=kind, run_id=run_id)
         return [row for row in rows if not _is_registered(conn, row)]
 
     def doubt(conn: Connection) -> Doubt | None:

@@ -1,8 +1,9 @@
 """The store: all that a master must not forget, in SQLite or PostgreSQL, written before it is answered.
 
 A subject is a module of functions that take a Connection first: ``experiments``, ``trials``, ``allocations``,
-``operations``, ``searcher_events``, ``metrics``, ``checkpoints``, ``logs``, ``tokens``, ``contexts``, ``storages`` and
-``key_values``. They are used within a work: ``await store.write(lambda conn: trials.change(conn, 1, restarts=2))``.
+``operations``, ``searcher_events``, ``ingest``, ``series``, ``validations``, ``checkpoints``, ``logs``, ``tokens``,
+``contexts``, ``storages`` and ``key_values``. They are used within a work:
+``await store.write(lambda conn: trials.change(conn, 1, restarts=2))``.
 """
 
 # ruff: noqa: E402 - the door first: without the extra, its error says how to install it
@@ -17,17 +18,16 @@ from det_core.master.store._schema import METADATA
 from det_core.master.store._store import Store
 from det_core.master.store.allocations import AllocationRow
 from det_core.master.store.checkpoints import CheckpointRow
-from det_core.master.store.experiments import AlertRow, ExperimentRow
+from det_core.master.store.experiments import ExperimentRow
 from det_core.master.store.logs import LogLine, LogRow
-from det_core.master.store.metrics import MetricRow
 from det_core.master.store.operations import OperationRow
 from det_core.master.store.searcher_events import SearcherEventRow
+from det_core.master.store.series import MetricRow
 from det_core.master.store.tokens import TokenRow
 from det_core.master.store.trials import TrialRow
 
 __all__ = [
     "METADATA",
-    "AlertRow",
     "AllocationRow",
     "CheckpointRow",
     "Connection",

@@ -1,4 +1,4 @@
-"""The tables of what trials report: metrics, other records of their journals, checkpoints, logs, alerts."""
+"""The tables of what trials report: metrics, other records of their journals, checkpoints, logs."""
 
 from __future__ import annotations
 
@@ -97,27 +97,4 @@ LOG_OFFSETS = Table(
     Column("allocation_id", Words, primary_key=True),
     Column("stream", Words, primary_key=True),
     Column("offset", Int, nullable=False),
-)
-
-ALERTS = Table(
-    "alerts",
-    METADATA,
-    Column("id", Serial, primary_key=True),
-    Column("experiment_id", Int, ForeignKey(EXPERIMENTS.c.id), nullable=False, index=True),
-    Column("trial_id", Int),
-    Column("time", Time, nullable=False),
-    Column("level", Words, nullable=False),
-    Column("title", Words, nullable=False),
-    Column("description", Words, nullable=False),
-)
-
-LINEAGE = Table(
-    "lineage",
-    METADATA,
-    Column("trial_id", Int, primary_key=True, autoincrement=False),
-    Column("checkpoint_uuid", Words, primary_key=True),
-    Column("kind", Words, primary_key=True),
-    Column("model_id", Words),
-    Column("model_version", Int),
-    Column("time", Time, nullable=False),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Executable, Table
@@ -32,6 +33,11 @@ def insert_new(conn: Connection, table: Table, values: dict[str, Any]) -> bool:
     """Insert a row unless one of its key stands already; True if it was inserted."""
     statement = _insert(conn, table).values(values).on_conflict_do_nothing()
     return bool(conn.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1)
+
+
+def insert_all_new(conn: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert the rows whose keys are not in the table."""
+    conn.execute(_insert(conn, table).on_conflict_do_nothing(), rows)
 
 
 def put(conn: Connection, table: Table, values: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ A column is what the row type of the same name says; the row types stand beside 
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, ForeignKey, Index, LargeBinary, MetaData, Table, UniqueConstraint
+from sqlalchemy import Boolean, Column, Double, ForeignKey, Index, LargeBinary, MetaData, Table, UniqueConstraint
 
 from det_core.master.store._types import Int, Json, Serial, Time, Words
 
@@ -67,6 +67,10 @@ TRIALS = Table(
     Column("last_activity", Time),
     Column("start_time", Time, nullable=False),
     Column("end_time", Time),
+    Column("steps", Int, nullable=False, server_default="0"),
+    Column("latest_step", Int),
+    Column("best_step", Int),
+    Column("best", Double),
     UniqueConstraint("experiment_id", "request_id"),
     UniqueConstraint("experiment_id", "external_id"),
 )

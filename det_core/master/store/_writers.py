@@ -1,83 +1,76 @@
-"""Who reports: the processes of a trial, how far their records have come, and what their first steps were."""
+"""Writers of a trial: how far the records of each process have come, and which rows of earlier attempts still count.
+
+An attempt is a run of a trial, or a restart in it. The rules are those of the journal's own reader. In each group a row
+is superseded by a later attempt that
+
+- reported the same step (the reader of a series sees that without this module), or
+- whose first row in that group has the same or a smaller step, or
+- restored a checkpoint of a smaller step.
+
+For rows of the one-report route the wire contract's rule (§5.2) holds: each row, not only the first, supersedes those
+of earlier attempts from its step on, and those of other groups beyond its step. Rows without a step, and those of the
+groups of :data:`SYSTEM`, are never superseded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, select
 
-from det_core.master.store._reports import WRITERS
+from det_core.master.store._reports import NO_STEP, WRITERS
 from det_core.master.store._rows import put
-from det_core.master.store._tally import Tally, take_in
 from det_core.master.store._types import dumps, loads
 
 REPORTED = -1
-"""Stands as the rank of what came by the one-report route, which has no ranks."""
+"""Rank of the rows of the one-report route, which has no ranks."""
 SYSTEM = frozenset(["gpu", "cpu", "memory", "disk", "network"])
 """Groups of samples of the machine: never merged, never superseded."""
 
-MOST_KEYS = 2000
-"""Keys of a group of which totals are kept; where there are more, they are counted when somebody asks."""
-
 Attempt = tuple[int, int]
-"""(run, restart): a later one goes on where an earlier one ended."""
+"""Run and restart; a later one goes on where an earlier one ended."""
 
 
 @dataclass
-class Group:
-    """What one writer has reported in a group.
+class GroupSteps:
+    """Steps that a writer has reported in a group; all None for a group whose rows have no step.
+
+    All are minima and maxima, so that records may arrive again and in any order.
 
     Attributes:
-        rows: how many rows, of which ``loose`` have no step.
-        first_seq: the smallest sequence number of a row with a step, and ``first`` that row's step.
-        low: the smallest step.
-        high: the largest step.
-        in_order: whether the rows came in the order of the series, so that ``tallies`` hold.
-        tallies: key -> running totals.
+        first_seq: Smallest sequence number of a row with a step.
+        first: Step of that row.
+        low: Smallest step.
+        high: Largest step.
     """
 
-    rows: int = 0
-    loose: int = 0
     first_seq: int | None = None
     first: int | None = None
     low: int | None = None
     high: int | None = None
-    in_order: bool = True
-    tallies: dict[str, Tally] = field(default_factory=dict)
 
-    def note(self, seq: int, step: int | None, *, late: bool = False) -> None:
-        """A row is new; ``late``: others of a larger number came before it."""
-        self.rows += 1
-        if late:
-            self.in_order = False
-        if step is None:
-            self.loose += 1
-            self.in_order = self.in_order and self.high is None
-            return
+    def add(self, seq: int, step: int) -> None:
+        """Take in a row."""
         if self.first_seq is None or seq < self.first_seq:
-            self.first_seq, self.first = seq, step
-        if self.high is None or self.low is None:
-            self.low = self.high = step
-            self.in_order = self.in_order and not self.loose
-        elif step >= self.high:
+            self.first_seq = seq
+            self.first = step
+        if self.low is None or step < self.low:
+            self.low = step
+        if self.high is None or step > self.high:
             self.high = step
-        else:
-            self.in_order = False
-            self.low = min(self.low, step)
-
-    def count(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add the numbers of new rows to the totals, as long as these hold and are not too many."""
-        if self.in_order:
-            take_in(self.tallies, rows)
-        if not self.in_order or len(self.tallies) > MOST_KEYS:
-            self.in_order, self.tallies = False, {}
 
 
 @dataclass
 class Writer:
-    """One process of a trial that reports; or, with the rank ``REPORTED``, a run's one-report route."""
+    """One reporting process of a trial; or, with the rank :data:`REPORTED`, the one-report route of a run.
+
+    Attributes:
+        next_seq: Sequence number after the largest that was received.
+        restored: Smallest step of a checkpoint that it restored, or None.
+        groups: Steps by group; a group without any was reported without steps.
+    """
 
     trial_id: int
     run_id: int
@@ -85,53 +78,104 @@ class Writer:
     rank: int
     next_seq: int = 0
     restored: int | None = None
-    groups: dict[str, Group] = field(default_factory=dict)
-
-    def group(self, name: str) -> Group:
-        """What it has reported in a group, so far."""
-        known = self.groups.get(name)
-        if known is None:
-            known = self.groups[name] = Group()
-        return known
+    groups: dict[str, GroupSteps] = field(default_factory=dict)
 
     @property
     def attempt(self) -> Attempt:
-        """The attempt it belongs to."""
+        """Attempt that it belongs to."""
         return self.run_id, self.restart
+
+    def add(self, group: str, seq: int, step: int) -> None:
+        """Take in a row of a group; ``step`` is NO_STEP for a row without one."""
+        steps = self.groups.setdefault(group, GroupSteps())
+        if step != NO_STEP:
+            steps.add(seq, step)
+        self.next_seq = max(self.next_seq, seq + 1)
+
+    def add_restore(self, step: int) -> None:
+        """Take in that it restored a checkpoint of a step."""
+        self.restored = step if self.restored is None else min(step, self.restored)
+
+    def begins(self, group: str) -> int:
+        """Return the step from which on it supersedes earlier attempts in a group; NO_STEP if it does not."""
+        begins = NO_STEP if self.restored is None else self.restored + 1
+        for name, steps in self.groups.items():
+            if steps.first is None or steps.low is None or name in SYSTEM:
+                continue
+            if self.rank != REPORTED:
+                begins = min(begins, steps.first) if name == group else begins
+            else:
+                begins = min(begins, steps.low if name == group else steps.low + 1)
+        return begins
+
+    def starts(self) -> Any:
+        """Return all that :meth:`begins` depends on, to compare."""
+        return self.restored, {name: (steps.first, steps.low) for name, steps in self.groups.items()}
+
+
+class Visible:
+    """Decides which rows of one trial count.
+
+    Args:
+        writers: All writers of the trial.
+    """
+
+    def __init__(self, writers: Iterable[Writer]) -> None:
+        self._writers = sorted(writers, key=lambda writer: writer.attempt, reverse=True)
+        self._limits: dict[str, dict[Attempt, int]] = {}
+
+    def beyond(self, group: str, attempt: Attempt) -> int:
+        """Return the step from which on this attempt's rows of the group are superseded; NO_STEP if none are."""
+        limits = self._limits.get(group)
+        if limits is None:
+            limits = self._limits[group] = self._limits_of(group)
+        return limits.get(attempt, NO_STEP)
+
+    def _limits_of(self, group: str) -> dict[Attempt, int]:
+        limits: dict[Attempt, int] = {}
+        if group in SYSTEM:
+            return limits
+        limit = NO_STEP  # set by all later attempts
+        current: Attempt | None = None
+        following = NO_STEP  # set by the current attempt as well
+        for writer in self._writers:
+            if writer.attempt != current:
+                limit = following
+                current = writer.attempt
+            limits[writer.attempt] = limit
+            following = min(following, writer.begins(group))
+        return limits
 
 
 def load(conn: Connection, trial_id: int, run_id: int, restart: int, rank: int) -> Writer:
-    """A writer as it is known, or a new one."""
+    """Return a writer as it is stored, or a new one."""
     w = WRITERS.c
-    where = (w.trial_id == trial_id) & (w.run_id == run_id) & (w.restart == restart) & (w.rank == rank)
-    row = conn.execute(select(WRITERS).where(where)).one_or_none()
+    key = (w.trial_id == trial_id) & (w.run_id == run_id) & (w.restart == restart) & (w.rank == rank)
+    row = conn.execute(select(WRITERS).where(key)).one_or_none()
     return Writer(trial_id, run_id, restart, rank) if row is None else _writer(row)
 
 
 def save(conn: Connection, writer: Writer) -> None:
-    """Keep what is known of a writer."""
-    groups = {
-        name: [g.rows, g.loose, g.first_seq, g.first, g.low, g.high, g.in_order, g.tallies]
-        for name, g in writer.groups.items()
-    }
+    """Store a writer."""
+    groups = {name: [s.first_seq, s.first, s.low, s.high] for name, s in writer.groups.items()}
     put(conn, WRITERS, {**vars(writer), "groups": dumps(groups)})
 
 
 def of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, list[Writer]]:
-    """Trial -> its writers."""
-    found: dict[int, list[Writer]] = {trial: [] for trial in trial_ids}
+    """Return the writers of each trial."""
+    writers: dict[int, list[Writer]] = {trial: [] for trial in trial_ids}
     for start in range(0, len(trial_ids), 500):
-        wanted = WRITERS.c.trial_id.in_(trial_ids[start : start + 500])
-        for row in conn.execute(select(WRITERS).where(wanted)):
-            found[row.trial_id].append(_writer(row))
-    return found
+        chosen = WRITERS.c.trial_id.in_(trial_ids[start : start + 500])
+        for row in conn.execute(select(WRITERS).where(chosen)):
+            writers[row.trial_id].append(_writer(row))
+    return writers
 
 
 def of_trial(conn: Connection, trial_id: int) -> list[Writer]:
-    """The writers of one trial."""
+    """Return the writers of one trial."""
     return of_trials(conn, [trial_id])[trial_id]
 
 
 def _writer(row: Any) -> Writer:
-    groups = {name: Group(*values) for name, values in loads(row.groups).items()}
+    groups = {name: GroupSteps(*steps) for name, steps in loads(row.groups).items()}
     return Writer(row.trial_id, row.run_id, row.restart, row.rank, row.next_seq, row.restored, groups)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from det_core import _clock
 from det_core.errors import StoreConflict
-from det_core.master.store._reports import CHECKPOINTS, LINEAGE
+from det_core.master.store._reports import CHECKPOINTS
 from det_core.master.store._rows import insert_new, is_id, many, one
 from det_core.master.store._types import dumps
 
@@ -108,6 +108,16 @@ def latest(conn: Connection, trial_id: int) -> CheckpointRow | None:
     return one(conn, statement.order_by(*order).limit(1), CheckpointRow)
 
 
+def latest_of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, str]:
+    """Return the UUID of the :func:`latest` checkpoint of each of some trials that has one."""
+    table = CHECKPOINTS.c
+    order = (table.steps_completed.desc(), table.report_time.desc(), table.uuid)
+    place = func.row_number().over(partition_by=table.trial_id, order_by=order).label("place")
+    chosen = table.trial_id.in_(trial_ids) & (table.state == COMPLETED)
+    ranked = select(table.trial_id, table.uuid, place).where(chosen).subquery()
+    return {trial: uuid for trial, uuid, _ in conn.execute(select(ranked).where(ranked.c.place == 1))}
+
+
 def set_resources(conn: Connection, uuid: str, remaining: Mapping[str, int]) -> CheckpointRow | None:
     """Note what a deletion has left: nothing is DELETED, less than before PARTIALLY_DELETED. None: unknown."""
     row = get(conn, uuid)
@@ -134,33 +144,6 @@ def set_state(conn: Connection, uuid: str, state: str) -> None:
 def set_metadata(conn: Connection, uuid: str, metadata: Mapping[str, Any]) -> None:
     """Replace what the master answers as a checkpoint's metadata."""
     conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(metadata=dict(metadata)))
-
-
-def add_use(
-    conn: Connection,
-    trial_id: int,
-    uuid: str,
-    kind: str,
-    *,
-    model_id: str | None = None,
-    model_version: int | None = None,
-) -> bool:
-    """Note that a trial uses a checkpoint (§5.8); True if that is news."""
-    values = {
-        "trial_id": trial_id,
-        "checkpoint_uuid": uuid,
-        "kind": kind,
-        "model_id": model_id,
-        "model_version": model_version,
-        "time": _clock.now(),
-    }
-    return insert_new(conn, LINEAGE, values)
-
-
-def users(conn: Connection, uuid: str) -> list[int]:
-    """The trials that use a checkpoint, by id."""
-    statement = select(LINEAGE.c.trial_id).where(LINEAGE.c.checkpoint_uuid == uuid).distinct()
-    return list(conn.execute(statement.order_by(LINEAGE.c.trial_id)).scalars())
 
 
 def _newest(conn: Connection, where: Any, states: Sequence[str]) -> list[CheckpointRow]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from det_core import _clock
 from det_core.master.store import _reports as reports
-from det_core.master.store._rows import insert_new, is_id, many, one
+from det_core.master.store._rows import is_id, many, one
 from det_core.master.store._schema import (
     ALLOCATIONS,
     EXPERIMENTS,
@@ -196,43 +196,9 @@ def erase(conn: Connection, experiment_id: int) -> None:
     conn.execute(delete(reports.LOG_OFFSETS).where(reports.LOG_OFFSETS.c.allocation_id.in_(allocations)))
     conn.execute(delete(TOKENS).where(TOKENS.c.allocation_id.in_(allocations)))
     conn.execute(delete(reports.LOGS).where(reports.LOGS.c.task_id.in_(tasks)))
-    for table in (reports.METRICS, reports.WRITERS, reports.RECORDS, reports.LINEAGE):
+    for table in (reports.METRICS, reports.WRITERS, reports.RECORDS):
         conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
     for table in (OPERATIONS, ALLOCATIONS, RUN_METADATA):
         conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
-    for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS, reports.ALERTS):
+    for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS):
         conn.execute(delete(table).where(table.c.experiment_id == experiment_id))
-
-
-def add_alert(
-    conn: Connection, experiment_id: int, trial_id: int | None, *, level: str, title: str, description: str
-) -> None:
-    """Keep an alert (§5.8)."""
-    values = {
-        "experiment_id": experiment_id,
-        "trial_id": trial_id,
-        "time": _clock.now(),
-        "level": level,
-        "title": title,
-        "description": description,
-    }
-    insert_new(conn, reports.ALERTS, values)
-
-
-@dataclass(frozen=True)
-class AlertRow:
-    """Something that a script has brought to people's attention."""
-
-    id: int
-    experiment_id: int
-    trial_id: int | None
-    time: float
-    level: str
-    title: str
-    description: str
-
-
-def alerts(conn: Connection, experiment_id: int) -> list[AlertRow]:
-    """The alerts of an experiment, oldest first."""
-    table = reports.ALERTS
-    return many(conn, select(table).where(table.c.experiment_id == experiment_id).order_by(table.c.id), AlertRow)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, func, select, update
 
 from det_core import _clock
 from det_core._json import equal_json
@@ -45,10 +45,19 @@ def current(conn: Connection, trial_id: int) -> OperationRow | None:
 
 def current_of_experiment(conn: Connection, experiment_id: int) -> dict[int, OperationRow]:
     """Trial -> its current operation, for the trials of an experiment that have one."""
+    trials = select(TRIALS.c.id).where(TRIALS.c.experiment_id == experiment_id)
+    return _current(conn, OPERATIONS.c.trial_id.in_(trials.scalar_subquery()))
+
+
+def current_of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, OperationRow]:
+    """Return the current operation of each of some trials that has one."""
+    return _current(conn, OPERATIONS.c.trial_id.in_(trial_ids))
+
+
+def _current(conn: Connection, chosen: ColumnElement[bool]) -> dict[int, OperationRow]:
     last = (
         select(OPERATIONS.c.trial_id, func.max(OPERATIONS.c.ordinal).label("ordinal"))
-        .join(TRIALS, TRIALS.c.id == OPERATIONS.c.trial_id)
-        .where(TRIALS.c.experiment_id == experiment_id)
+        .where(chosen)
         .group_by(OPERATIONS.c.trial_id)
         .subquery()
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from det_core import _clock
 from det_core.master.store._rows import is_id, many, one, put
@@ -30,6 +30,7 @@ class TrialRow:
         status: what its script says it is doing.
         warm_start: the checkpoint it begins from when it has none of its own.
         last_activity: an unmanaged trial's last sign of life.
+        steps, latest_step, best_step, best: what ``validations`` keeps of its reports.
     """
 
     id: int
@@ -54,6 +55,10 @@ class TrialRow:
     last_activity: float | None
     start_time: float
     end_time: float | None
+    steps: int
+    latest_step: int | None
+    best_step: int | None
+    best: float | None
 
 
 class TrialChange(TypedDict, total=False):
@@ -153,6 +158,35 @@ def of_experiment(conn: Connection, experiment_id: int, *, states: Sequence[str]
         return []
     statement = select(TRIALS).where(TRIALS.c.experiment_id == experiment_id).order_by(TRIALS.c.id)
     return many(conn, statement.where(TRIALS.c.state.in_(states)) if states else statement, TrialRow)
+
+
+def page(
+    conn: Connection,
+    experiment_id: int,
+    chosen: ColumnElement[bool],
+    order: Sequence[ColumnElement[Any]],
+    *,
+    limit: int | None,
+    offset: int,
+) -> list[TrialRow]:
+    """Return some trials of an experiment.
+
+    Args:
+        conn: Connection that reads.
+        experiment_id: Experiment.
+        chosen: Condition on its trials.
+        order: Order of its trials.
+        limit: Maximum number, or None.
+        offset: Trials to skip.
+    """
+    statement = select(TRIALS).where(TRIALS.c.experiment_id == experiment_id, chosen)
+    return many(conn, statement.order_by(*order).limit(limit).offset(offset), TrialRow)
+
+
+def count(conn: Connection, experiment_id: int, chosen: ColumnElement[bool]) -> int:
+    """Return the number of an experiment's trials that meet a condition."""
+    statement = select(func.count()).select_from(TRIALS).where(TRIALS.c.experiment_id == experiment_id, chosen)
+    return int(conn.execute(statement).scalar_one())
 
 
 def in_states(conn: Connection, states: Sequence[str], *, unmanaged: bool | None = None) -> list[TrialRow]:

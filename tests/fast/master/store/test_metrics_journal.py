@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine
 
 from det_core.journal import read_run
-from det_core.master.store import metrics
+from det_core.master.store import ingest, series
 
 TRIAL = 1
 
@@ -37,37 +37,33 @@ def other(seq: int, kind: str, **body: Any) -> dict[str, Any]:
 
 
 def steps(conn: Connection, group: str = "training", **options: Any) -> list[int | None]:
-    return [r.steps_completed for r in metrics.series(conn, TRIAL, group, **options)]
+    return [r.steps_completed for r in series.read(conn, TRIAL, group, **options)]
 
 
 def test_records_are_kept_once_however_often_and_late_they_arrive(conn: Connection) -> None:
     records = [row(0, 1), other(1, "status", status="warm"), row(2, 2), other(3, "progress", fraction=0.5), row(4, 3)]
-    first = metrics.insert_journal(conn, TRIAL, 1, 0, records[2:])
-    assert (first.next_seq, first.metrics, [r["kind"] for r in first.fresh]) == (5, 2, ["progress"])
-    second = metrics.insert_journal(conn, TRIAL, 1, 0, records)
-    assert (second.next_seq, second.metrics, [r["kind"] for r in second.fresh]) == (5, 1, ["status"])
-    assert metrics.insert_journal(conn, TRIAL, 1, 0, records + records) == metrics.Journaled(5, [], 0)
+    for part in (records[2:], records, records + records):
+        assert ingest.insert_journal(conn, TRIAL, 1, 0, part) == 5
     assert steps(conn) == [1, 2, 3]
-    assert [(r.kind, r.body) for r in metrics.records(conn, TRIAL)] == [
+    assert [(r.kind, r.body) for r in series.records(conn, TRIAL)] == [
         ("status", {"status": "warm"}),
         ("progress", {"fraction": 0.5}),
     ]
-    assert [r.seq for r in metrics.records(conn, TRIAL, kind="progress", run_id=1)] == [3]
-    assert metrics.records(conn, TRIAL, run_id=2) == []
-    assert metrics.summaries(conn, [TRIAL])[TRIAL]["training"]["loss"]["count"] == 3
+    assert [r.seq for r in series.records(conn, TRIAL, kind="progress", run_id=1)] == [3]
+    assert series.records(conn, TRIAL, run_id=2) == []
+    assert series.summaries(conn, TRIAL)["training"]["loss"]["count"] == 3
 
 
 def test_a_record_twice_in_one_batch_counts_once(conn: Connection) -> None:
-    assert metrics.insert_journal(conn, TRIAL, 1, 0, [row(0, 1), row(0, 1), row(1, 2), row(0, 1)]).metrics == 2
+    assert ingest.insert_journal(conn, TRIAL, 1, 0, [row(0, 1), row(0, 1), row(1, 2), row(0, 1)]) == 2
     assert steps(conn) == [1, 2]
 
 
 def test_what_each_process_writes_is_its_own(conn: Connection) -> None:
     for run, restart, rank in [(1, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 0)]:
-        said = metrics.insert_journal(conn, TRIAL, run, rank, [other(0, "status", who=rank)], restart=restart)
-        assert (said.next_seq, len(said.fresh)) == (1, 1)
-    assert metrics.insert_journal(conn, 2, 1, 0, [other(0, "status")]).next_seq == 1
-    assert [(r.run_id, r.restart, r.rank) for r in metrics.records(conn, TRIAL)] == [
+        assert ingest.insert_journal(conn, TRIAL, run, rank, [other(0, "status", who=rank)], restart=restart) == 1
+    assert ingest.insert_journal(conn, 2, 1, 0, [other(0, "status")]) == 1
+    assert [(r.run_id, r.restart, r.rank) for r in series.records(conn, TRIAL)] == [
         (1, 0, 0),
         (1, 0, 1),
         (1, 1, 0),
@@ -80,84 +76,84 @@ def test_numbers_that_are_not_finite_come_back_as_numbers(conn: Connection) -> N
     record["nonfinite"] = [["metrics", "loss"], ["metrics", "deep", "a", 1], ["batch_metrics", 0, "x"]]
     record["batch_metrics"] = [{"x": "-Infinity", "y": "text"}]
     sent = orjson.dumps(record)
-    metrics.insert_journal(conn, TRIAL, 1, 0, [orjson.loads(sent)])
-    (found,) = metrics.series(conn, TRIAL, "training", batches=True)
+    ingest.insert_journal(conn, TRIAL, 1, 0, [orjson.loads(sent)])
+    (found,) = series.read(conn, TRIAL, "training", batches=True)
     assert math.isnan(found.metrics.pop("loss"))
     assert found.metrics == {"name": "NaN", "deep": {"a": [1, math.inf]}}
     assert found.batch_metrics == [{"x": -math.inf, "y": "text"}]
-    (plain,) = metrics.series(conn, TRIAL, "training")
+    (plain,) = series.read(conn, TRIAL, "training")
     assert plain.batch_metrics is None
-    metrics.insert_journal(conn, TRIAL, 2, 0, [row(0, 5, loss=1.0), row(1, 6, loss=math.nan, none=None)])
-    assert repr(metrics.series(conn, TRIAL, "training")[-1].metrics) == "{'loss': nan, 'none': None}"
+    ingest.insert_journal(conn, TRIAL, 2, 0, [row(0, 5, loss=1.0), row(1, 6, loss=math.nan, none=None)])
+    assert repr(series.read(conn, TRIAL, "training")[-1].metrics) == "{'loss': nan, 'none': None}"
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (7, "must be an object"),
-        ({}, "kind must be a string"),
-        ({**row(0, 1), "seq": -1}, "seq must be a whole number"),
-        ({**row(0, 1), "seq": 2**63}, "seq must be a whole number"),
-        ({**row(0, 1), "seq": True}, "seq must be a whole number"),
-        ({**row(0, 1), "time": "now"}, "time must be seconds"),
-        ({**row(0, 1), "group": "a.b"}, "group must be"),
-        ({**row(0, 1), "group": "\ud800"}, "group must be"),
-        ({**row(0, 1), "group": ["a"]}, "group must be"),
-        ({**row(0, 1), "steps_completed": 1.5}, "steps_completed must be"),
-        ({**row(0, 1), "steps_completed": -1}, "steps_completed must be"),
+        (7, "expected an object"),
+        ({}, "expected a string"),
+        ({**row(0, 1), "seq": -1}, "seq=.*expected a whole number"),
+        ({**row(0, 1), "seq": 2**63}, "seq=.*expected a whole number"),
+        ({**row(0, 1), "seq": True}, "seq=.*expected a whole number"),
+        ({**row(0, 1), "time": "now"}, "expected seconds"),
+        ({**row(0, 1), "group": "a.b"}, "group=.*expected a non-empty name"),
+        ({**row(0, 1), "group": "\ud800"}, "group=.*expected a non-empty name"),
+        ({**row(0, 1), "group": ["a"]}, "group=.*expected a non-empty name"),
+        ({**row(0, 1), "steps_completed": 1.5}, "steps_completed=.*expected"),
+        ({**row(0, 1), "steps_completed": -1}, "steps_completed=.*expected"),
         ({k: v for k, v in row(0, 1).items() if k != "steps_completed"}, "steps_completed is missing"),
-        ({**row(0, 1), "metrics": [1]}, "metrics must be an object"),
-        ({**row(0, 1), "batch_metrics": {}}, "batch_metrics must be a list"),
-        ({**row(0, 1), "nonfinite": [["metrics", "no"]]}, "leads nowhere"),
-        ({"kind": "status", "seq": 0, "time": 1.0, "body": []}, "body must be an object"),
+        ({**row(0, 1), "metrics": [1]}, "metrics=.*expected an object"),
+        ({**row(0, 1), "batch_metrics": {}}, "batch_metrics=.*expected a list"),
+        ({**row(0, 1), "nonfinite": [["metrics", "no"]]}, "expected paths"),
+        ({"kind": "status", "seq": 0, "time": 1.0, "body": []}, "body=.*expected an object"),
     ],
 )
 def test_what_is_no_record_is_refused_with_its_number(conn: Connection, record: Any, said: str) -> None:
     with pytest.raises(ValueError, match=rf"^record 1: .*{said}"):
-        metrics.insert_journal(conn, TRIAL, 1, 0, [row(5, 5), record])
+        ingest.insert_journal(conn, TRIAL, 1, 0, [row(5, 5), record])
 
 
 def test_a_files_first_line_is_passed_over(conn: Connection) -> None:
     header = {"kind": "journal", "version": 1, "run": "r", "restart": 0, "rank": 0}
-    assert metrics.insert_journal(conn, TRIAL, 1, 0, [header, row(0, 1)]).metrics == 1
+    assert ingest.insert_journal(conn, TRIAL, 1, 0, [header, row(0, 1)]) == 1
+    assert steps(conn) == [1]
 
 
 def test_odd_values_come_back_as_they_were(conn: Connection) -> None:
     odd = {"big": 2**64 - 1, "text": "é\0\u2028", "none": None, "flag": True, "list": [], "deep": {"a": {"b": 1}}}
-    metrics.insert_journal(conn, TRIAL, 1, 0, [row(0, None, **odd), row(1, 0, half="\ud800", huge=10**40)])
-    with_step, without = metrics.series(conn, TRIAL, "training")
+    ingest.insert_journal(conn, TRIAL, 1, 0, [row(0, None, **odd), row(1, 0, half="\ud800", huge=10**40)])
+    with_step, without = series.read(conn, TRIAL, "training")
     assert without.metrics == odd
     assert with_step.metrics == {"half": "\ud800", "huge": 10**40}
 
 
 def test_a_restored_step_hides_what_lies_beyond_it_at_once(conn: Connection) -> None:
-    metrics.insert_journal(conn, TRIAL, 1, 0, [row(i, i) for i in range(1, 9)] + [row(9, 4, "validation")])
-    metrics.insert_journal(conn, TRIAL, 2, 0, [other(0, "restore", storage_id="c", steps_completed=3)])
+    ingest.insert_journal(conn, TRIAL, 1, 0, [row(i, i) for i in range(1, 9)] + [row(9, 4, "validation")])
+    ingest.insert_journal(conn, TRIAL, 2, 0, [other(0, "restore", storage_id="c", steps_completed=3)])
     assert steps(conn) == [1, 2, 3]
     assert steps(conn, "validation") == []
-    assert metrics.total_steps(conn, [TRIAL, 2]) == {TRIAL: 3, 2: 0}
-    found = metrics.series(conn, TRIAL, "training", superseded=True)
+    found = series.read(conn, TRIAL, "training", superseded=True)
     assert [(r.steps_completed, r.superseded) for r in found][2:5] == [(3, False), (4, True), (5, True)]
-    assert metrics.summaries(conn, [TRIAL])[TRIAL]["training"]["loss"]["count"] == 3
+    assert series.summaries(conn, TRIAL)["training"]["loss"]["count"] == 3
 
 
 def test_a_series_is_read_in_pages(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core.master.store._series.CHUNK", 7)
+    monkeypatch.setattr("det_core.master.store.series.CHUNK_ROWS", 7)
     rows = [row(i, i // 3) for i in range(60)] + [row(i, None) for i in range(60, 80)]
-    metrics.insert_journal(conn, TRIAL, 1, 0, [{**r, "metrics": {f"k{r['seq']}": 1}} for r in rows])
-    metrics.insert_journal(conn, TRIAL, 2, 0, [row(0, 15)])
+    ingest.insert_journal(conn, TRIAL, 1, 0, [{**r, "metrics": {f"k{r['seq']}": 1}} for r in rows])
+    ingest.insert_journal(conn, TRIAL, 2, 0, [row(0, 15)])
     for superseded in (False, True):
-        whole = metrics.series(conn, TRIAL, "training", superseded=superseded, limit=None)
+        whole = series.read(conn, TRIAL, "training", superseded=superseded, limit=None)
         assert len(whole) == (15 + 1 + 20 if not superseded else 21 + 20)
-        paged: list[metrics.MetricRow] = []
-        while page := metrics.series(
+        paged: list[series.MetricRow] = []
+        while page := series.read(
             conn, TRIAL, "training", superseded=superseded, limit=4, after=paged[-1].cursor if paged else None
         ):
             assert len(page) <= 5
             paged += page
         assert paged == whole
-    assert metrics.groups(conn, TRIAL) == ["training"]
-    assert metrics.series(conn, 2**70, "training") == []
+    assert series.groups(conn, TRIAL) == ["training"]
+    assert series.read(conn, 2**70, "training") == []
 
 
 Line = tuple[str, int | None, dict[str, float], bool]
@@ -213,7 +209,7 @@ def check(scratch: Engine, runs: Any, by_restart: bool, seed: int) -> None:
         random.Random(seed).shuffle(batches)
         for run, rank, records in batches:
             who = (1, rank, records, run) if by_restart else (run + 1, rank, records, 0)
-            metrics.insert_journal(conn, TRIAL, *who[:3], restart=who[3])
+            ingest.insert_journal(conn, TRIAL, *who[:3], restart=who[3])
         compare(conn, Path(folder))
         conn.rollback()
 
@@ -223,10 +219,10 @@ def compare(conn: Connection, folder: Path) -> None:
     for group in ("training", "validation", "own"):
         for superseded in (False, True):
             theirs = read.rows(group, superseded=superseded, batches=True)
-            ours = metrics.series(conn, TRIAL, group, superseded=superseded, batches=True, limit=None)
+            ours = series.read(conn, TRIAL, group, superseded=superseded, batches=True, limit=None)
             assert sorted(map(repr, map(shown, ours))) == sorted(map(repr, map(shown, theirs)))
-        visible = [r.metrics for r in metrics.series(conn, TRIAL, group, limit=None)]
-        summary = metrics.summaries(conn, [TRIAL])[TRIAL].get(group, {})
+        visible = [r.metrics for r in series.read(conn, TRIAL, group, limit=None)]
+        summary = series.summaries(conn, TRIAL).get(group, {})
         for key in {key for values in visible for key in values} | set(summary):
             found = [values[key] for values in visible if key in values]
             finite = [value for value in found if value == value]
@@ -234,7 +230,7 @@ def compare(conn: Connection, folder: Path) -> None:
             assert (said["count"], said["sum"]) == (len(found), sum(finite))
             assert (said["min"], said["max"]) == (min(finite, default=None), max(finite, default=None))
             assert repr(said["last"]) == repr(found[-1])
-    assert metrics.groups(conn, TRIAL) == read.groups()
+    assert series.groups(conn, TRIAL) == read.groups()
 
 
 def shown(row: Any) -> Any:

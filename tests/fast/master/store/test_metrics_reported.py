@@ -11,75 +11,74 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine
 
 from det_core.errors import StoreConflict
-from det_core.master.store import metrics
+from det_core.master.store import ingest, series
 
 TRIAL = 1
 
 
 def shown(conn: Connection, group: str = "training", **options: Any) -> dict[int | None, dict[str, Any]]:
-    rows = metrics.series(conn, TRIAL, group, **options)
+    rows = series.read(conn, TRIAL, group, **options)
     found = {row.steps_completed: row.metrics for row in rows}
     assert len(found) == len(rows)
     return found
 
 
 def test_keys_of_one_step_are_merged_and_repeats_change_nothing(conn: Connection) -> None:
-    assert metrics.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
-    assert metrics.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
-    assert not metrics.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
-    assert not metrics.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
+    assert ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
+    assert ingest.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
+    assert not ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
+    assert not ingest.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
     assert shown(conn) == {3: {"loss": 1.0, "accuracy": 0.5}}
-    assert metrics.summaries(conn, [TRIAL])[TRIAL]["training"]["loss"]["count"] == 1
+    assert series.summaries(conn, TRIAL)["training"]["loss"]["count"] == 1
 
 
 def test_another_value_is_a_conflict_and_nothing_of_it_is_kept(conn: Connection) -> None:
-    metrics.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
-    with pytest.raises(StoreConflict, match=r"trial 1, group training, step 3: loss was reported as 1\.0 already"):
-        metrics.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 2.0})
+    ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
+    with pytest.raises(StoreConflict, match=r"trial 1, group training, step 3: loss changed from 1\.0 to 2\.0"):
+        ingest.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 2.0})
     assert shown(conn) == {3: {"loss": 1.0}}
 
 
 def test_batch_metrics_cannot_be_overwritten_but_repeated(conn: Connection) -> None:
     batches = [{"loss": 1.0}, {"loss": "NaN"}]
-    assert metrics.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
-    assert not metrics.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
-    with pytest.raises(StoreConflict, match="other batch metrics"):
-        metrics.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, [{"loss": 2.0}])
-    (row,) = metrics.series(conn, TRIAL, "training", batches=True)
+    assert ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
+    assert not ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
+    with pytest.raises(StoreConflict, match="batch_metrics changed"):
+        ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, [{"loss": 2.0}])
+    (row,) = series.read(conn, TRIAL, "training", batches=True)
     assert row.batch_metrics is not None and math.isnan(row.batch_metrics[1]["loss"])
 
 
 def test_words_for_numbers_that_are_not_finite_become_numbers(conn: Connection) -> None:
     words = {"a": "NaN", "b": "Nan", "c": "Infinity", "d": {"e": ["-Infinity", "nan"]}}
-    assert metrics.report(conn, TRIAL, 1, "validation", 1, words)
-    assert not metrics.report(conn, TRIAL, 1, "validation", 1, words)
+    assert ingest.report(conn, TRIAL, 1, "validation", 1, words)
+    assert not ingest.report(conn, TRIAL, 1, "validation", 1, words)
     assert repr(shown(conn, "validation")) == "{1: {'a': nan, 'b': nan, 'c': inf, 'd': {'e': [-inf, 'nan']}}}"
 
 
 def test_a_later_run_takes_the_place_of_an_earlier_one_from_its_steps_on(conn: Connection) -> None:
     for step in range(1, 6):
-        metrics.report(conn, TRIAL, 1, "training", step, {"loss": 1.0})
+        ingest.report(conn, TRIAL, 1, "training", step, {"loss": 1.0})
     for step in (2, 4):
-        metrics.report(conn, TRIAL, 1, "validation", step, {"loss": 1.0})
-    metrics.report(conn, TRIAL, 1, "cpu", None, {"load": 1.0}, time=5.0)
-    metrics.report(conn, TRIAL, 2, "training", 4, {"loss": 2.0})
+        ingest.report(conn, TRIAL, 1, "validation", step, {"loss": 1.0})
+    ingest.report(conn, TRIAL, 1, "cpu", None, {"load": 1.0}, time=5.0)
+    ingest.report(conn, TRIAL, 2, "training", 4, {"loss": 2.0})
     assert shown(conn) == {**{step: {"loss": 1.0} for step in (1, 2, 3)}, 4: {"loss": 2.0}}
     assert set(shown(conn, "validation")) == {2, 4}  # beyond step 4 alone for other groups
-    metrics.report(conn, TRIAL, 2, "training", 3, {"loss": 2.0})
+    ingest.report(conn, TRIAL, 2, "training", 3, {"loss": 2.0})
     assert set(shown(conn)) == {1, 2, 3, 4}
     assert set(shown(conn, "validation")) == {2}
     assert set(shown(conn, "cpu")) == {None}
-    assert metrics.total_steps(conn, [TRIAL]) == {TRIAL: 4}
 
 
 def test_samples_of_the_machine_are_kept_raw(conn: Connection) -> None:
     for load in (1.0, 1.0, 2.0):
-        assert metrics.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": load}})
-    assert metrics.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
-    assert not metrics.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
-    assert metrics.report(conn, TRIAL, 1, "gpu", 3, {"agent": {"load": 1.0}}, time=8.0)
-    metrics.report(conn, TRIAL, 2, "training", 0, {"loss": 1.0})
-    rows = metrics.series(conn, TRIAL, "gpu")
+        assert ingest.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": load}})
+    assert ingest.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
+    assert not ingest.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
+    assert ingest.report(conn, TRIAL, 1, "gpu", 3, {"agent": {"load": 1.0}}, time=8.0)
+    ingest.report(conn, TRIAL, 2, "training", 0, {"loss": 1.0})
+    rows = series.read(conn, TRIAL, "gpu")
     assert [row.metrics["agent"]["load"] for row in rows] == [1.0, 1.0, 2.0, 1.0, 1.0]
     assert {row.steps_completed for row in rows} == {None}
 
@@ -87,57 +86,17 @@ def test_samples_of_the_machine_are_kept_raw(conn: Connection) -> None:
 @pytest.mark.parametrize(
     ("group", "step", "values", "said"),
     [
-        ("", 1, {}, "group must be"),
-        ("a.b", 1, {}, "group must be"),
-        ("a", -1, {}, "steps_completed must be"),
-        ("a", True, {}, "steps_completed must be"),
-        ("a", 1, {"epoch": "one"}, "epoch must be a number"),
-        ("a", 1, {"epochs": True}, "epochs must be a number"),
+        ("", 1, {}, "group=.*: expected"),
+        ("a.b", 1, {}, "group=.*: expected"),
+        ("a", -1, {}, "steps_completed=.*: expected"),
+        ("a", True, {}, "steps_completed=.*: expected"),
+        ("a", 1, {"epoch": "one"}, "metrics.epoch=.*: expected a number"),
+        ("a", 1, {"epochs": True}, "metrics.epochs=.*: expected a number"),
     ],
 )
 def test_what_is_no_report_is_refused(conn: Connection, group: str, step: int, values: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        metrics.report(conn, TRIAL, 1, group, step, values)
-
-
-def test_the_best_and_the_latest_validation(conn: Connection) -> None:
-    for step, loss in [(1, 3.0), (2, 1.0), (3, "NaN"), (4, 1.0), (5, 2.0)]:
-        metrics.report(conn, TRIAL, 1, "validation", step, {"loss": loss, "deep": {"top1": -step}})
-    metrics.report(conn, TRIAL, 1, "validation", 6, {"other": 1, "loss": "text"})
-    metrics.report(conn, TRIAL, 1, "validation", None, {"loss": -9.0})
-    latest, of_loss = (metrics.latest_validation(conn, TRIAL, name) for name in (None, "loss"))
-    assert latest is not None and latest.steps_completed == 6
-    assert of_loss is not None and of_loss.steps_completed == 5
-    for smaller, step, value in [(True, 2, 1.0), (False, 1, 3.0)]:
-        best = metrics.best_validation(conn, TRIAL, "loss", smaller_is_better=smaller)
-        assert best is not None and (best.row.steps_completed, best.value) == (step, value)
-    deep = metrics.best_validation(conn, TRIAL, "deep.top1")
-    assert deep is not None and deep.row.steps_completed == 5
-    assert [v.row.steps_completed for v in metrics.validations(conn, TRIAL, "loss")] == [1, 2, 3, 4, 5]
-    assert metrics.best_validation(conn, TRIAL, "nothing") is None
-    assert metrics.latest_validation(conn, 2) is None
-
-
-def test_a_superseded_validation_is_neither_best_nor_latest(conn: Connection) -> None:
-    for step in range(1, 6):
-        metrics.report(conn, TRIAL, 1, "validation", step, {"loss": 1.0 / step})
-    metrics.report(conn, TRIAL, 2, "training", 2, {"loss": 9.0})
-    latest = metrics.latest_validation(conn, TRIAL)
-    best = metrics.best_validation(conn, TRIAL, "loss")
-    assert latest is not None and best is not None
-    assert (latest.steps_completed, best.value) == (2, 0.5)
-
-
-def test_the_best_validations_of_an_experiment(conn: Connection, trial: int) -> None:
-    from det_core.master.store import trials
-
-    others = [trials.create(conn, 1, f"r{i}", state="ACTIVE", hparams={}).id for i in (2, 3)]
-    for number, loss in [(trial, 2.0), (others[0], 1.0)]:
-        metrics.report(conn, number, 1, "validation", 1, {"loss": loss})
-    found = metrics.best_validations(conn, 1, "loss")
-    assert {number: one.value for number, one in found.items()} == {trial: 2.0, others[0]: 1.0}
-    best = metrics.best(found.values())
-    assert best is not None and best.trial_id == others[0]
+        ingest.report(conn, TRIAL, 1, group, step, values)
 
 
 class Model:
@@ -179,10 +138,10 @@ def check(scratch: Engine, reports: Any) -> None:
                 model.report(run, group, step, values)
             except StoreConflict:
                 with pytest.raises(StoreConflict):
-                    metrics.report(conn, TRIAL, run, group, step, values)
+                    ingest.report(conn, TRIAL, run, group, step, values)
                 continue
-            metrics.report(conn, TRIAL, run, group, step, values)
-            assert not metrics.report(conn, TRIAL, run, group, step, values)
+            ingest.report(conn, TRIAL, run, group, step, values)
+            assert not ingest.report(conn, TRIAL, run, group, step, values)
         for group in ("training", "own"):
             assert shown(conn, group) == model.visible(group)
         conn.rollback()

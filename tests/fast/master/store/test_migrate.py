@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from sqlalchemy import MetaData, inspect
 
 import det_core
 from det_core.errors import StoreError
-from det_core.master.store import METADATA, Store
+from det_core.master.store import METADATA, Store, ingest, trials
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import config, revision
 from det_core.master.store.migrations import HEAD
@@ -48,6 +50,30 @@ def test_schema_that_fails_leaves_nothing(empty_url: str, monkeypatch: pytest.Mo
     assert not reflected.tables
 
 
+def test_database_of_first_schema_is_brought_up_to_date(empty_url: str, tmp_path: Path) -> None:
+    text = Path(__file__).with_name("schema_0001.sql").read_text()
+    path = Path(str(parse(empty_url).database))
+    path.parent.mkdir()
+    old = sqlite3.connect(path)
+    old.executescript(text)
+    old.close()
+    _open(empty_url)
+    _open(f"sqlite:///{tmp_path}/new.db")
+    assert _definitions(path) == _definitions(tmp_path / "new.db")
+    engine = writing_engine(parse(empty_url))
+    with engine.begin() as conn:
+        rows = trials.of_experiment(conn, 1)
+        assert [(t.steps, t.latest_step, t.best_step, t.best) for t in rows] == [
+            (6, 6, 4, 0.25),
+            (2, 2, 2, 0.375),
+            (0, None, None, None),
+        ]
+        ingest.report(conn, 1, 3, "validation", 6, {"loss": 0.125})
+        row = trials.get(conn, 1)
+        assert row is not None and (row.best_step, row.best) == (6, 0.125)
+    engine.dispose()
+
+
 def test_newer_schema_is_refused_with_version_that_wrote_it(empty_url: str) -> None:
     _open(empty_url)
     _change(empty_url, "UPDATE alembic_version SET version_num = '9999'")
@@ -65,6 +91,13 @@ def test_database_without_its_version_is_refused(empty_url: str, how: str) -> No
     _change(empty_url, how)
     with pytest.raises(StoreError, match=r"has the table \w+ but no version of its schema: it is damaged; restore"):
         _open(empty_url)
+
+
+def _definitions(path: Path) -> dict[str, list[str]]:
+    """Return the lines of each table's definition, sorted: added columns stand after the constraints."""
+    with closing(sqlite3.connect(path)) as conn:
+        rows = conn.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'alembic%' AND sql IS NOT NULL")
+        return {name: sorted(re.split(r"[\s,]+", sql)) for name, sql in rows}
 
 
 def _change(url: str, statement: str) -> None:

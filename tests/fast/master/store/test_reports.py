@@ -1,4 +1,4 @@
-"""Checkpoints, logs and alerts, on each kind of database; and the end of an experiment."""
+"""Checkpoints and logs, on each kind of database; and the end of an experiment."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from det_core.master.store import (
     allocations,
     checkpoints,
     experiments,
+    ingest,
     logs,
-    metrics,
     operations,
     searcher_events,
     tokens,
@@ -91,16 +91,10 @@ def test_the_latest_is_the_complete_one_of_the_most_steps(conn: Connection, tria
     assert checkpoints.latest(conn, trial).uuid == "c"  # type: ignore[union-attr]
     checkpoints.set_state(conn, "c", "DELETED")
     assert checkpoints.latest(conn, trial).uuid == "b"  # type: ignore[union-attr]
+    assert checkpoints.latest_of_trials(conn, [trial, 2]) == {trial: "b"}
     assert [c.uuid for c in checkpoints.of_trial(conn, trial)] == ["d", "c", "b", "a"]
     assert [c.uuid for c in checkpoints.of_experiment(conn, 1, states=["COMPLETED"])] == ["d", "b", "a"]
     assert checkpoints.of_trial(conn, 2**70) == checkpoints.of_experiment(conn, 2) == []
-
-
-def test_who_uses_a_checkpoint(conn: Connection) -> None:
-    assert checkpoints.add_use(conn, 2, "c1", "INFERENCE", model_id="m", model_version=3)
-    assert not checkpoints.add_use(conn, 2, "c1", "INFERENCE")
-    assert checkpoints.add_use(conn, 1, "c1", "FINE_TUNING")
-    assert checkpoints.users(conn, "c1") == [1, 2]
 
 
 def test_log_lines_are_followed_by_their_ids(conn: Connection) -> None:
@@ -130,15 +124,6 @@ def test_how_far_log_files_were_read_is_kept_with_their_lines(conn: Connection) 
     assert logs.offsets(conn, "1.r1.1") == {}
 
 
-def test_alerts(conn: Connection, trial: int) -> None:
-    experiments.add_alert(conn, 1, trial, level="INFO", title="done", description="")
-    experiments.add_alert(conn, 1, None, level="ERROR", title="bad", description="very")
-    assert [(a.trial_id, a.level, a.title) for a in experiments.alerts(conn, 1)] == [
-        (trial, "INFO", "done"),
-        (None, "ERROR", "bad"),
-    ]
-
-
 def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(conn: Connection, trial: int) -> None:
     other = experiments.create(conn, state="ACTIVE", name="other", config={})
     assert other is not None
@@ -154,12 +139,10 @@ def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(conn: Connec
         searcher_events.add(conn, experiment, {}, [])
         row = {"experiment_id": experiment, "ordinal": 0, "snapshot": {}, "time": 1.0}  # as earlier versions kept
         conn.execute(METADATA.tables["searcher_snapshots"].insert().values(row))
-        metrics.insert_journal(conn, number, 1, 0, [{"kind": "status", "seq": 0, "time": 1.0, "body": {}}])
-        metrics.report(conn, number, 1, "training", 1, {"a": 1})
+        ingest.insert_journal(conn, number, 1, 0, [{"kind": "status", "seq": 0, "time": 1.0, "body": {}}])
+        ingest.report(conn, number, 1, "training", 1, {"a": 1})
         logs.append(conn, [LogLine(task, "x", 1.0)], allocation_id=f"{task}.1", offsets={"out": 1})
         trials.set_metadata(conn, number, {"a": 1})
-        experiments.add_alert(conn, experiment, number, level="INFO", title="", description="")
-        checkpoints.add_use(conn, number, "c", "INFERENCE")
     experiments.erase(conn, other.id)
     assert _counts(conn) == before
 

@@ -12,7 +12,6 @@ from sqlalchemy import Connection
 from det_core.errors import StoreConflict
 from det_core.master.store import (
     METADATA,
-    AlertRow,
     AllocationRow,
     CheckpointRow,
     ExperimentRow,
@@ -31,10 +30,9 @@ from det_core.master.store import (
     tokens,
     trials,
 )
-from det_core.master.store.metrics import RecordRow
+from det_core.master.store.series import RecordRow
 
 ROWS = {
-    "alerts": AlertRow,
     "allocations": AllocationRow,
     "checkpoints": CheckpointRow,
     "experiments": ExperimentRow,
@@ -152,7 +150,9 @@ def test_an_operation_is_completed_once(conn: Connection, trial: int) -> None:
         operations.complete(conn, trial, 64, 0.5)
     current = operations.current(conn, trial)
     assert current is not None and (current.ordinal, current.length, current.completed) == (1, 16, False)
-    assert operations.current_of_experiment(conn, 1) == {trial: current}
+    assert (
+        operations.current_of_experiment(conn, 1) == operations.current_of_trials(conn, [trial, 2]) == {trial: current}
+    )
     assert [o.completed for o in operations.of_trial(conn, trial)] == [True, False]
 
 

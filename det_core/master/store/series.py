@@ -1,0 +1,284 @@
+"""Series of reported metrics: the rows of a group by step, merged over ranks, with superseded rows marked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf, isfinite
+from operator import itemgetter
+from typing import Any, NamedTuple, TypedDict
+
+from sqlalchemy import Connection, null, select, tuple_
+
+from det_core.master.store import _writers
+from det_core.master.store._reports import METRICS, NO_STEP, RECORDS
+from det_core.master.store._rows import is_id, many
+from det_core.master.store._types import loads
+from det_core.master.store._writers import Visible
+
+CHUNK_ROWS = 2000
+"""Rows that are read from the database at a time."""
+_M = METRICS.c
+_KEY = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq)
+_Stored = tuple[Any, ...]
+"""Row as it is stored: its key, then time, metrics and batch metrics."""
+
+
+class Cursor(NamedTuple):
+    """Position in a series, to continue after it."""
+
+    step: int
+    run_id: int
+    restart: int
+    rank: int
+    seq: int
+
+
+class MetricRow(NamedTuple):
+    """One row of a series.
+
+    Attributes:
+        group: Metric group.
+        steps_completed: Step; None for rows without one, which come last.
+        metrics: Values by key of all ranks; where two differ, that of the lowest rank.
+        batch_metrics: Values per batch, if they were asked for.
+        time: Seconds since the epoch.
+        run_id: Run of the trial that reported it.
+        superseded: Whether a later attempt replaced it.
+        cursor: Position to continue after it.
+    """
+
+    group: str
+    steps_completed: int | None
+    metrics: dict[str, Any]
+    batch_metrics: list[dict[str, Any]] | None
+    time: float
+    run_id: int
+    superseded: bool
+    cursor: Cursor
+
+
+class KeySummary(TypedDict):
+    """Numbers of one key. Those that are not finite count, but are in no sum, min, max or mean."""
+
+    count: int
+    sum: float
+    min: float | None
+    max: float | None
+    mean: float | None
+    last: float
+    type: str
+
+
+@dataclass(frozen=True)
+class RecordRow:
+    """Record of a journal that is not metrics."""
+
+    trial_id: int
+    run_id: int
+    restart: int
+    rank: int
+    seq: int
+    kind: str
+    time: float
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Query:
+    """Rows of a trial's group to read, and how.
+
+    Attributes:
+        trial_id: Trial.
+        group: Metric group.
+        visible: Rule for superseded rows.
+        superseded: Whether to include superseded rows.
+        batches: Whether to include batch metrics.
+        step: Only the rows of this step; None for all.
+    """
+
+    trial_id: int
+    group: str
+    visible: Visible
+    superseded: bool = False
+    batches: bool = False
+    step: int | None = None
+
+
+def read(
+    conn: Connection,
+    trial_id: int,
+    group: str,
+    *,
+    superseded: bool = False,
+    batches: bool = False,
+    after: Cursor | None = None,
+    limit: int | None = 10_000,
+) -> list[MetricRow]:
+    """Return the rows of a group by step, each step once.
+
+    Args:
+        conn: Connection that reads.
+        trial_id: Trial; an unknown one has no rows.
+        group: Metric group; an unknown one has no rows.
+        superseded: Whether to include rows that a later attempt replaced.
+        batches: Whether to include batch metrics.
+        after: Cursor of the row to continue after.
+        limit: Maximum number of rows, except that rows of one step stay together; None for all.
+    """
+    if not is_id(trial_id):
+        return []
+    visible = Visible(_writers.of_trial(conn, trial_id))
+    result: list[MetricRow] = []
+    for rows in steps(conn, Query(trial_id, group, visible, superseded, batches), after=after):
+        result += rows
+        if limit is not None and len(result) >= limit:
+            break
+    return result
+
+
+def steps(
+    conn: Connection, query: Query, *, after: Cursor | None = None, newest_first: bool = False
+) -> Iterator[list[MetricRow]]:
+    """Yield the rows of each step that has any to show; of the rows without a step, each alone."""
+    for _, stored in groupby(_stored_rows(conn, query, after, newest_first), key=_step_key):
+        rows = list(stored)
+        if newest_first:
+            rows.reverse()
+        if shown := _shown(query, rows):
+            yield shown
+
+
+def merged_steps(group: str, rows: Iterable[_Stored]) -> list[MetricRow]:
+    """Return one row for each step of stored rows, that of its last attempt."""
+    query = Query(0, group, Visible([]))
+    return [row for _, stored in groupby(rows, key=_step_key) for row in _shown(query, list(stored))]
+
+
+def groups(conn: Connection, trial_id: int) -> list[str]:
+    """Return the names of a trial's metric groups, sorted."""
+    return sorted({name for writer in _writers.of_trial(conn, trial_id) for name in writer.groups})
+
+
+def summaries(conn: Connection, trial_id: int) -> dict[str, dict[str, KeySummary]]:
+    """Return a summary of each key of each group, of the rows that count; reads all of them."""
+    writers = _writers.of_trial(conn, trial_id)
+    visible = Visible(writers)
+    result: dict[str, dict[str, KeySummary]] = {}
+    for group in sorted({name for writer in writers for name in writer.groups}):
+        values: defaultdict[str, _Numbers] = defaultdict(_Numbers)
+        for rows in steps(conn, Query(trial_id, group, visible)):
+            for row in rows:
+                for key, value in row.metrics.items():
+                    if type(value) is float or type(value) is int:
+                        values[key].add(value)
+        result[group] = {key: numbers.summary() for key, numbers in values.items()}
+    return result
+
+
+def records(conn: Connection, trial_id: int, *, kind: str | None = None, run_id: int | None = None) -> list[RecordRow]:
+    """Return the records of a trial by run, restart, rank and sequence number; of one kind or run if given."""
+    if not is_id(trial_id):
+        return []
+    r = RECORDS.c
+    statement = select(RECORDS).where(r.trial_id == trial_id)
+    if kind is not None:
+        statement = statement.where(r.kind == kind)
+    if run_id is not None:
+        statement = statement.where(r.run_id == run_id)
+    return many(conn, statement.order_by(r.run_id, r.restart, r.rank, r.seq), RecordRow)
+
+
+@dataclass
+class _Numbers:
+    """Totals of the numbers of one key."""
+
+    count: int = 0
+    finite: int = 0
+    sum: float = 0.0
+    low: float = inf
+    high: float = -inf
+    last: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.last = value
+        try:
+            is_finite = isfinite(value)
+        except OverflowError:  # an integer of over 308 digits
+            is_finite = False
+        if is_finite:
+            self.finite += 1
+            self.sum += value
+            self.low = min(self.low, value)
+            self.high = max(self.high, value)
+
+    def summary(self) -> KeySummary:
+        return KeySummary(
+            count=self.count,
+            sum=self.sum,
+            min=self.low if self.finite else None,
+            max=self.high if self.finite else None,
+            mean=self.sum / self.finite if self.finite else None,
+            last=self.last,
+            type="number",
+        )
+
+
+def _step_key(row: _Stored) -> Any:
+    return row[:5] if row[0] == NO_STEP else row[0]
+
+
+def _shown(query: Query, rows: Sequence[_Stored]) -> list[MetricRow]:
+    """Return the rows of one step: one of each attempt, of which only the last may count."""
+    step, run, restart, *_ = place = Cursor(*rows[-1][:5])  # continuing after one is continuing after all of the step
+    if len(rows) == 1:
+        superseded = step != NO_STEP and step >= query.visible.beyond(query.group, (run, restart))
+        return [_merged(query.group, rows, superseded, place)] if query.superseded or not superseded else []
+    shown = []
+    for attempt, stored in groupby(rows, key=itemgetter(1, 2)):
+        superseded = attempt != (run, restart) or step >= query.visible.beyond(query.group, attempt)
+        if query.superseded or not superseded:
+            shown.append(_merged(query.group, list(stored), superseded, place))
+    return shown
+
+
+def _merged(group: str, rows: Sequence[_Stored], superseded: bool, place: Cursor) -> MetricRow:
+    (step, run, _, _, _, time, text, batches), *others = rows
+    metrics: dict[str, Any] = loads(text)
+    for *_, text, more in others:
+        metrics = {**loads(text), **metrics}
+        batches = more if batches is None else batches
+    return MetricRow(
+        group,
+        None if step == NO_STEP else step,
+        metrics,
+        None if batches is None else loads(batches),
+        time,
+        run,
+        superseded,
+        place,
+    )
+
+
+def _stored_rows(conn: Connection, query: Query, after: Cursor | None, newest_first: bool) -> Iterator[_Stored]:
+    """Yield rows as they are stored, by their key; newest first only those with a step."""
+    batches = _M.batch_metrics if query.batches else null().label("batch_metrics")
+    chosen = select(*_KEY, _M.time, _M.metrics, batches).where(_M.trial_id == query.trial_id, _M.grp == query.group)
+    if query.step is not None:
+        chosen = chosen.where(_M.step == query.step)
+    if newest_first:
+        chosen = chosen.where(_M.step < NO_STEP)
+    ordered = chosen.order_by(*(key.desc() if newest_first else key for key in _KEY)).limit(CHUNK_ROWS)
+    while True:
+        place = tuple_(*_KEY)
+        chunk = ordered
+        if after is not None:
+            chunk = ordered.where(place < tuple(after) if newest_first else place > tuple(after))
+        rows = [tuple(row) for row in conn.execute(chunk)]
+        yield from rows
+        if len(rows) < CHUNK_ROWS:
+            return
+        after = Cursor(*rows[-1][:5])

@@ -1,0 +1,253 @@
+"""Validations of trials. The best, the latest and the number of steps are columns of a trial.
+
+The transaction that takes in a report sets them: from the steps that it reported as long as these cannot be superseded
+or supersede others, and otherwise from all rows. So lists of trials are filtered, sorted and paged by SQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import groupby
+from math import inf, isnan
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, func, select, tuple_, union_all, update
+
+from det_core._json import is_number
+from det_core.master.store import _writers, series
+from det_core.master.store._reports import METRICS, WRITERS
+from det_core.master.store._schema import EXPERIMENTS, TRIALS
+from det_core.master.store._writers import Visible, Writer
+from det_core.master.store.series import MetricRow, Query
+
+VALIDATION = "validation"
+"""Metric group of validations."""
+_T = TRIALS.c
+_M = METRICS.c
+_NOTHING_SUPERSEDED = Visible([])
+BY_ID = [_T.id.asc()]
+"""Order of trials by their IDs."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation of a trial, and the value of one metric in it."""
+
+    trial_id: int
+    value: float
+    row: MetricRow
+
+
+class BestTrial(NamedTuple):
+    """Trial with the best validation of an experiment, and its value of the searched metric."""
+
+    trial_id: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a trial's row says of its reports.
+
+    Attributes:
+        steps: Largest step that counts; 0 if there is none.
+        latest_step: Step of the latest validation, or None.
+        best_step: Step of the best validation, or None.
+        best: Value of the searched metric there; None also for NaN, which SQLite cannot store.
+    """
+
+    steps: int = 0
+    latest_step: int | None = None
+    best_step: int | None = None
+    best: float | None = None
+
+
+def number(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return the number of a name, or at its dotted path, or None."""
+    value: Any = metrics.get(name)
+    if value is None and "." in name:
+        value = metrics
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    if not is_number(value):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer of over 308 digits
+        return inf if value > 0 else -inf
+
+
+def follow(
+    conn: Connection, writer: Writer, *, starts_changed: bool, highest: int | None, validated: AbstractSet[int]
+) -> None:
+    """Set the columns of a trial after reports.
+
+    Args:
+        conn: Connection that writes.
+        writer: Writer of the reports, already stored.
+        starts_changed: Whether :meth:`Writer.starts` changed with them.
+        highest: Largest step that was reported, or None.
+        validated: Steps of the validations among them.
+    """
+    attempt = tuple_(WRITERS.c.run_id, WRITERS.c.restart)
+    of_trial = select(WRITERS.c.trial_id).where(WRITERS.c.trial_id == writer.trial_id)
+    later = of_trial.where(attempt > writer.attempt).exists()
+    earlier = of_trial.where(attempt < writer.attempt).exists()
+    statement = select(_T.steps, _T.latest_step, _T.best_step, _T.best, _T.experiment_id, later, earlier)
+    row = conn.execute(statement.where(_T.id == writer.trial_id)).one_or_none()
+    if row is None:
+        return
+    *stored, experiment_id, has_later, has_earlier = row
+    columns = Columns(*stored)
+    changed: Columns | None = None
+    if not has_later and not (has_earlier and starts_changed):
+        changed = _advanced(conn, writer.trial_id, experiment_id, columns, highest, validated)
+    if changed is None:
+        changed = _computed(conn, writer.trial_id, *_objective(conn, experiment_id))
+    if changed != columns:
+        _set(conn, writer.trial_id, changed)
+
+
+def recompute(conn: Connection, trial_id: int, metric: str, *, smaller_is_better: bool) -> None:
+    """Set the columns of a trial from all its rows."""
+    _set(conn, trial_id, _computed(conn, trial_id, metric, smaller_is_better))
+
+
+def best_trials(conn: Connection, experiment_ids: Sequence[int], *, smaller_is_better: bool) -> dict[int, BestTrial]:
+    """Return the best trial of each experiment with a validation; of equals the first, NaN as the worst.
+
+    Args:
+        conn: Connection that reads.
+        experiment_ids: Experiments.
+        smaller_is_better: Whether smaller values are better in all of them.
+    """
+    place = func.row_number().over(partition_by=_T.experiment_id, order_by=best_first(smaller_is_better))
+    chosen = _T.experiment_id.in_(experiment_ids) & _T.best_step.is_not(None)
+    ranked = select(_T.experiment_id, _T.id, _T.best, place.label("place")).where(chosen).subquery()
+    rows = conn.execute(select(ranked).where(ranked.c.place == 1))
+    return {experiment: BestTrial(trial, _value(best)) for experiment, trial, best, _ in rows}
+
+
+def best_first(smaller_is_better: bool) -> list[ColumnElement[Any]]:
+    """Return the order of trials by their best validation: NaN after all numbers, none last, then by ID."""
+    best = _T.best.asc() if smaller_is_better else _T.best.desc()
+    return [_T.best_step.is_(None), _T.best.is_(None), best, _T.id.asc()]
+
+
+def bests(conn: Connection, experiment_id: int) -> dict[int, float]:
+    """Return the best value of each trial of an experiment that has a validation of the searched metric."""
+    chosen = (_T.experiment_id == experiment_id) & _T.best_step.is_not(None)
+    rows = conn.execute(select(_T.id, _T.best).where(chosen).order_by(_T.id))
+    return {trial: _value(best) for trial, best in rows}
+
+
+def latest_and_best(conn: Connection, trial_ids: Sequence[int]) -> tuple[dict[int, MetricRow], dict[int, MetricRow]]:
+    """Return the latest and the best validation of each of some trials."""
+    latest: dict[int, MetricRow] = {}
+    best: dict[int, MetricRow] = {}
+    # Either join looks its rows up by the primary key; an OR of both would read all validations.
+    trial = (_T.id, _T.latest_step, _T.best_step)
+    row = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq, _M.time, _M.metrics)
+    selects = [
+        select(*trial, *row)
+        .join(METRICS, (_M.trial_id == _T.id) & (_M.grp == VALIDATION) & (_M.step == step))
+        .where(_T.id.in_(trial_ids))
+        for step in (_T.latest_step, _T.best_step)
+    ]
+    union = union_all(selects[0], selects[1].where(_T.latest_step != _T.best_step)).subquery()
+    both = union.c
+    key = (both.id, both.step, both.run_id, both.restart, both.rank, both.seq)
+    stored = conn.execute(select(union).order_by(*key))
+    for (trial_id, latest_step, best_step), rows in groupby(stored, itemgetter(0, 1, 2)):
+        for merged in series.merged_steps(VALIDATION, ((*columns[3:], None) for columns in rows)):
+            if merged.steps_completed == latest_step:
+                latest[trial_id] = merged
+            if merged.steps_completed == best_step:
+                best[trial_id] = merged
+    return latest, best
+
+
+def of_trial(conn: Connection, trial_id: int, metric: str) -> list[Validation]:
+    """Return the validations of a trial that count and have ``metric``, by step."""
+    query = Query(trial_id, VALIDATION, Visible(_writers.of_trial(conn, trial_id)))
+    return _with_metric(trial_id, metric, (row for rows in series.steps(conn, query) for row in rows))
+
+
+def _with_metric(trial_id: int, metric: str, rows: Iterable[MetricRow]) -> list[Validation]:
+    found = [(row, number(row.metrics, metric)) for row in rows if row.steps_completed is not None]
+    return [Validation(trial_id, value, row) for row, value in found if value is not None]
+
+
+def _advanced(
+    conn: Connection,
+    trial_id: int,
+    experiment_id: int,
+    columns: Columns,
+    highest: int | None,
+    validated: AbstractSet[int],
+) -> Columns | None:
+    """Return the columns after reports that only supersede rows of their own steps; None if more must be read."""
+    steps = columns.steps if highest is None else max(columns.steps, highest)
+    if not validated:
+        return Columns(steps, columns.latest_step, columns.best_step, columns.best)
+    metric, smaller_is_better = _objective(conn, experiment_id)
+    latest_step = max(validated) if columns.latest_step is None else max(columns.latest_step, *validated)
+    best_step = columns.best_step
+    best = columns.best
+    for step in sorted(validated):
+        # Other ranks may have reported this step too.
+        ((row,),) = series.steps(conn, Query(trial_id, VALIDATION, _NOTHING_SUPERSEDED, step=step))
+        value = number(row.metrics, metric)
+        if step == best_step:
+            if value is None or (_value(best) != value and not (isnan(value) and best is None)):
+                return None  # what was best has another value now
+        elif value is not None:
+            mine = _rank(value, step, smaller_is_better)
+            if best_step is None or mine < _rank(_value(best), best_step, smaller_is_better):
+                best_step = step
+                best = None if isnan(value) else value
+    return Columns(steps, latest_step, best_step, best)
+
+
+def _computed(conn: Connection, trial_id: int, metric: str, smaller_is_better: bool) -> Columns:
+    """Return the columns of a trial from all its rows."""
+    writers = _writers.of_trial(conn, trial_id)
+    visible = Visible(writers)
+    highs = [
+        min(steps.high, visible.beyond(name, writer.attempt) - 1)
+        for writer in writers
+        for name, steps in writer.groups.items()
+        if steps.high is not None
+    ]
+    rows = [row for rows in series.steps(conn, Query(trial_id, VALIDATION, visible)) for row in rows]
+    counted = [row.steps_completed for row in rows if row.steps_completed is not None]
+    found = [(v.value, v.row.steps_completed or 0) for v in _with_metric(trial_id, metric, rows)]
+    best, best_step = min(found, key=lambda v: _rank(v[0], v[1], smaller_is_better), default=(None, None))
+    if best is not None and isnan(best):
+        best = None
+    return Columns(max(highs, default=0), max(counted, default=None), best_step, best)
+
+
+def _set(conn: Connection, trial_id: int, columns: Columns) -> None:
+    conn.execute(update(TRIALS).where(_T.id == trial_id).values(**vars(columns)))
+
+
+def _objective(conn: Connection, experiment_id: int) -> tuple[str, bool]:
+    """Return the searched metric of an experiment, and whether smaller values are better."""
+    config = conn.execute(select(EXPERIMENTS.c.config).where(EXPERIMENTS.c.id == experiment_id)).scalar_one()
+    searcher = config.get("searcher") or {}
+    return str(searcher.get("metric", "")), bool(searcher.get("smaller_is_better", True))
+
+
+def _rank(value: float, step: int, smaller_is_better: bool) -> tuple[bool, float, int]:
+    if isnan(value):
+        return True, 0.0, step
+    return False, value if smaller_is_better else -value, step
+
+
+def _value(best: float | None) -> float:
+    """Return the value that a row's ``best`` stands for."""
+    return float("nan") if best is None else best
