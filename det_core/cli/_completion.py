@@ -148,7 +148,7 @@ def _asked(line: str, ask: Callable[[Master], list[str]]) -> list[str]:
     address = locate(given.master, home=given.home)
     if address is None:
         return []
-    with Master(address, timeout=_PATIENCE, attempts=1) as master:
+    with Master(address, timeout=0, idle_timeout=_PATIENCE) as master:
         return ask(master)
 
 

@@ -68,7 +68,14 @@ def _sync(folder: Path, address: Address, quiet: bool) -> dict[str, object]:
             advance(arrived - done)
             done = arrived
 
-        synced = sync_run(folder, address.url, address.token, cert_file=address.certificate, progress=progress)
+        synced = sync_run(
+            folder,
+            address.url,
+            address.token,
+            cert_file=address.certificate,
+            cert_name=address.certificate_name,
+            progress=progress,
+        )
     if not quiet:
         what = f"{synced.records} new record(s)" if synced.records else "nothing new"
         print(f"run {folder.name}: {what}, experiment {synced.experiment_id}, trial {synced.trial_id}")

@@ -20,12 +20,14 @@ class Address:
         url: its address, in the contract's form (§2.1).
         token: what it demands of its user; None: nothing is sent.
         certificate: a file of certificates to trust, or ``noverify``; None: those of the machine.
+        certificate_name: Name in the master's certificate; None for the host's.
         source: who says that it is there, as ``DET_MASTER``; empty: the caller.
     """
 
     url: str
     token: str | None = None
     certificate: str | None = None
+    certificate_name: str | None = None
     source: str = field(default="", compare=False)
 
 
@@ -80,7 +82,7 @@ def locate(master: str | None = None, token: str | None = None, home: Path | str
         token = environment.user_token
         if own is not None and canonical(str(own["url"])) == url:
             token = kept_token(folder) or token
-    return Address(url, token, environment.master_cert, source)
+    return Address(url, token, environment.master_cert, environment.master_cert_name, source)
 
 
 def reach(master: str | None = None, token: str | None = None, home: Path | str | None = None) -> Address:
@@ -99,7 +101,8 @@ def reach(master: str | None = None, token: str | None = None, home: Path | str 
 
     where = environment.home if home is None else Path(home).expanduser().absolute()
     url, own = ensure_master(where)
-    return Address(canonical(url), token or own, environment.master_cert, f"the master of {where}")
+    certificate = environment.master_cert
+    return Address(canonical(url), token or own, certificate, environment.master_cert_name, f"the master of {where}")
 
 
 def master_folder(home: Path | str | None = None, environment: Environment | None = None) -> Path:

@@ -9,13 +9,12 @@ from typing import Any
 from det_core._json import str_to_nonfinite
 from det_core.client._answers import TERMINAL, plain
 from det_core.client._master import Master
+from det_core.errors import MasterUnreachable
 
-POLL = 20.0
-"""Seconds that one question for more log lines may last."""
 TOGETHER = 100
 """Trials whose metrics are asked for at a time."""
 PAGE = 1000
-"""Log lines that are asked for at a time."""
+"""Maximum number of lines in a page of a log."""
 
 
 class Trial:
@@ -111,21 +110,24 @@ class Trial:
         return [plain(told) for told in self._master.get(f"trials/{self.id}/checkpoints")["checkpoints"]]
 
     def logs(self, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
-        """Its log, line by line: ``id``, ``timestamp`` in seconds, ``level``, ``rank_id``, ``stdtype``, ``log``.
+        """Yield its log lines: ``id``, ``timestamp`` in seconds, ``level``, ``rank_id``, ``stdtype``, ``log``.
 
         Args:
-            after: only lines with a greater ``id``.
-            follow: wait for more until the trial has ended.
+            after: Only lines with a greater ``id``.
+            follow: Whether to wait for more until the trial has ended.
         """
         while True:
-            ended = self.refresh().ended if follow else True
-            wait = POLL if follow and not ended else 0.0
-            count = 0
-            for line in log_page(self._master, self.id, after, wait):
-                after = max(after, line["id"])
-                count += 1
-                yield line
-            if ended and count < PAGE:
+            try:
+                with self._master.lines(f"trials/{self.id}/logs", {"after": after, "follow": follow}) as lines:
+                    for told in lines:
+                        line = _line(told)
+                        after = line["id"]
+                        yield line
+            except MasterUnreachable:
+                # A stream that is followed breaks when the master is restarted or nothing is printed for a minute.
+                if not follow:
+                    raise
+            if not follow or self.refresh().ended:
                 return
 
     def kill(self) -> None:
@@ -134,17 +136,15 @@ class Trial:
         self.refresh()
 
 
-def log_page(master: Master, trial_id: int, after: int, wait: float = 0.0) -> list[dict[str, Any]]:
-    """The next lines of a trial's log, at most :data:`PAGE`.
+def log_page(master: Master, trial_id: int, after: int) -> list[dict[str, Any]]:
+    """Return the next lines of a trial's log so far, at most :data:`PAGE`.
 
     Args:
-        master: where it is.
-        trial_id: the trial.
-        after: only lines with a greater ``id``.
-        wait: seconds to wait for a line if there is none.
+        master: Master of the trial.
+        trial_id: ID of the trial.
+        after: Only lines with a greater ``id``.
     """
-    query = {"after": after, "limit": PAGE, "timeout_seconds": wait}
-    with master.lines(f"trials/{trial_id}/logs", query, wait=wait) as lines:
+    with master.lines(f"trials/{trial_id}/logs", {"after": after, "limit": PAGE}) as lines:
         return [_line(told) for told in lines]
 
 

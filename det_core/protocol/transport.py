@@ -292,6 +292,7 @@ class _Attempts:
         """Return the error for an answer that is not a success."""
         status = response.status_code
         reason = _reason(response)
+        shown = " ".join((reason or response.reason or "").split())
         kind = MasterError
         hint = ""
         if 300 <= status < 400:
@@ -304,7 +305,7 @@ class _Attempts:
             hint = ": this token may not do that"
         elif status == 404:
             kind = UnknownToMaster
-        text = f"{self.request}: {status} {' '.join(reason.split())}{hint}"
+        text = f"{self.request}: {status} {shown}{hint}"
         return kind(text, status, detail=reason, maybe_applied=self.maybe_applied)
 
     def decode(self, content: bytes) -> Any:
@@ -312,8 +313,7 @@ class _Attempts:
         try:
             return json.loads(content.strip() or b"{}")
         except ValueError:
-            text = f"not a master: answer is not JSON: {content[:60]!r}"
-            raise MasterError(f"{self.request}: {text}", 200, detail=text) from None
+            raise MasterError(f"{self.request}: not a master: answer is not JSON: {content[:60]!r}", 200) from None
 
 
 def retry_delay(attempts: int, retry_after: str | None = None, random: Callable[[], float] = _RANDOM.random) -> float:
@@ -349,12 +349,12 @@ def _results(attempts: _Attempts, response: requests.Response) -> Iterator[Any]:
 
 
 def _reason(response: requests.Response) -> str:
-    """Return the text of an error's body (wire contract, section 2.2)."""
+    """Return the text of an error's body (wire contract, section 2.2), or an empty one."""
     try:
         reason = _reason_of(response.json())
     except ValueError:
         reason = response.content[:200].decode(errors="replace").strip()
-    return str(reason or response.reason)
+    return str(reason or "")
 
 
 def _reason_of(body: Any) -> Any:
@@ -542,10 +542,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: Any = error
     while isinstance(cause, BaseException):
         yield cause
-        cause = getattr(cause, "reason", None) or next((a for a in cause.args if isinstance(a, BaseException)), None)
+        wrapped = (getattr(cause, "reason", None), *cause.args, cause.__cause__)
+        cause = next((each for each in wrapped if isinstance(each, BaseException)), None)
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the text of the innermost cause, without the objects that urllib3 puts before it."""
+    """Return the text of the innermost cause."""
     *_, cause = _causes(error)
-    return (str(cause) or type(cause).__name__).rpartition(">: ")[2]
+    text = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    return str(text).rpartition(">: ")[2]  # urllib3 puts its objects before some

@@ -65,7 +65,7 @@ def _busy(home: Path) -> bool:
     if address is None:
         return False
     try:
-        with Master(address, timeout=PATIENCE, attempts=1) as master:
+        with Master(address, timeout=0, idle_timeout=PATIENCE) as master:
             return bool(master.get("master").get("slotsInUse"))
     except MasterError:
         return True

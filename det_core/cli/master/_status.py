@@ -71,7 +71,7 @@ def _asked(address: Address) -> dict[str, Any]:
     from det_core.client._answers import plain
     from det_core.client._master import Master
 
-    with Master(address, timeout=PATIENCE, attempts=2) as master:
+    with Master(address, timeout=0, idle_timeout=PATIENCE) as master:
         said = plain(master.get("master"))
         states = [
             len(master.get("experiments", states=[state])["experiments"]) for state in ("STATE_ACTIVE", "STATE_PAUSED")

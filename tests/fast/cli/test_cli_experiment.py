@@ -272,7 +272,7 @@ def test_bad_input_is_one_clear_line(
     status: int,
     message: str,
 ) -> None:
-    monkeypatch.setattr("det_core.client._master.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("det_core.client._master.RETRY_TIMEOUT", 0.0)
     assert command(*shlex.split(line.format(config=config)), status=status) == ""
     assert message in command.errors
     assert command.errors.count("error: ") == 1
@@ -281,7 +281,7 @@ def test_bad_input_is_one_clear_line(
 def test_a_wrong_token_is_said(master: Running, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_USER_TOKEN", "wrong")
     command("e", "list", status=1)
-    assert "wants its user's token, and it is a wrong one: set DET_USER_TOKEN" in command.errors
+    assert "expects its user's token, and this one is wrong: set DET_USER_TOKEN" in command.errors
 
 
 def test_a_master_that_is_there_is_described(master: Running, command: Command) -> None:
@@ -293,7 +293,7 @@ def test_a_master_that_is_there_is_described(master: Running, command: Command) 
 def test_which_master_is_meant_is_the_same_for_all_commands(
     home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("det_core.client._master.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("det_core.client._master.RETRY_TIMEOUT", 0.0)
     command("e", "list", "--master", "http://127.0.0.1:1", status=1)
     assert "no master answers at http://127.0.0.1:1 (--master): connection refused" in command.errors
     monkeypatch.setenv("DET_MASTER", "http://127.0.0.1:1")

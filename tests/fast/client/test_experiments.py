@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from det_core import client
 from det_core.errors import CheckpointNotFound, ExperimentInvalid, MasterError, UnknownToMaster
 from det_core.storage import DirectoryStore
 from support.commands import det_core
+from support.processes import until
 from support.running_master import TOKEN, Running
 from support.stored import put
 
@@ -55,6 +57,18 @@ def report(running: Running, spec: Any, group: str, step: int, metrics: dict[str
     """Send one report of a trial."""
     body = {"trialRunId": spec.trial_run_id, "stepsCompleted": step, "metrics": {"avgMetrics": metrics}}
     answer = running.ask("POST", f"trials/{spec.trial_id}/metrics", {"group": group, "metrics": body})
+    assert answer.status == 200, answer.text
+
+
+def log(running: Running, spec: Any, text: str) -> None:
+    """Send a line of a trial's log."""
+    line = {
+        "taskId": spec.task_id,
+        "allocationId": spec.allocation_id,
+        "log": text,
+        "timestamp": "2024-01-31T12:00:00Z",
+    }
+    answer = running.ask("POST", "task/logs", {"logs": [line]})
     assert answer.status == 200, answer.text
 
 
@@ -108,6 +122,29 @@ def test_an_experiment_is_created_waited_for_and_read(running: Running, master: 
     experiment.delete()
 
 
+def test_followed_log_is_one_stream(running: Running, master: client.Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = client.create_experiment(CONFIG, master=master)
+    spec = running.launched(experiment.id)[0]
+    log(running, spec, "first")
+    streams: list[str] = []
+    open_stream = master.lines
+    monkeypatch.setattr(
+        master, "lines", lambda path, *more, **how: streams.append(path) or open_stream(path, *more, **how)
+    )
+    lines: list[str] = []
+    trial = client.trial(spec.trial_id, master)
+    thread = threading.Thread(target=lambda: lines.extend(line["log"] for line in trial.logs(follow=True)))
+    thread.start()
+    until(lambda: streams)
+    for _ in range(20):  # nothing is printed for a while
+        experiment.refresh()
+    log(running, spec, "second")
+    running.end(spec.allocation_id)
+    thread.join()
+    assert lines == ["first", "second"]
+    assert streams == [f"trials/{spec.trial_id}/logs"]
+
+
 def test_a_trial_that_fails_says_how(running: Running, master: client.Master) -> None:
     experiment = client.create_experiment(CONFIG, master=master)
     spec = running.launched(experiment.id)[0]
@@ -115,7 +152,7 @@ def test_a_trial_that_fails_says_how(running: Running, master: client.Master) ->
     assert experiment.wait() == "ERROR"
     trial = client.trial(spec.trial_id, master)
     assert trial.exit_status == 7 and trial.error
-    assert experiment.go_on(["max_restarts=3"]).config["max_restarts"] == 3
+    assert experiment.go_on(["searcher.max_length=3"]).config["searcher"]["max_length"] == 3
     assert not experiment.ended
     experiment.kill()
     assert experiment.wait() == "CANCELED"

@@ -1,9 +1,7 @@
-"""The client's door to a master: what is sent, what is sent again, and what each refusal becomes."""
+"""Requests of a user to a master, errors in a user's words, and addresses."""
 
 from __future__ import annotations
 
-import socket
-import threading
 from pathlib import Path
 
 import orjson
@@ -15,9 +13,10 @@ from det_core.client._address import Address, canonical, locate, reach
 from det_core.client._answers import plain, seconds
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from support.answers import Say, answering
+from support.processes import free_port
 
 
-def test_answers_are_read_and_connections_kept() -> None:
+def test_request_sends_parameters_and_token() -> None:
     with answering(Say(200, {"a": 1}), Say(200, {"a": 2})) as server, Master(Address(server.url, "secret")) as master:
         assert master.get("things/1", wait=0.0, limit=3, skipped=None, yes=True) == {"a": 1}
         assert master.post("things", {"b": [1]}) == {"a": 2}
@@ -31,81 +30,54 @@ def test_answers_are_read_and_connections_kept() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "kind", "message"),
     [
-        (
-            404,
-            {"error": {"code": 5, "error": "experiment 7 is not known"}},
-            UnknownToMaster,
-            "experiment 7 is not known",
-        ),
+        (404, {"error": {"code": 5, "error": "experiment 7 not found"}}, UnknownToMaster, "experiment 7 not found"),
         (403, {"error": {"code": 7, "error": "not yours"}}, MasterDenied, "not yours"),
-        (401, {"error": {"code": 16, "error": "token missing"}}, MasterDenied, "DET_USER_TOKEN"),
+        (
+            401,
+            {"error": {"code": 16, "error": "token missing"}},
+            MasterDenied,
+            "the master at .* expects .* there was none: set DET_USER_TOKEN",
+        ),
         (500, {"message": "broken"}, MasterError, "broken"),
-        (418, {}, MasterError, "answers things with 418"),
-        (200, b"<html>", MasterError, "is a master there?"),
+        (418, {}, MasterError, "GET .*/things: 418 I'm a"),
+        (200, b"<html>", MasterError, "GET .*/things: not a master"),
     ],
 )
-def test_a_refusal_is_an_error_of_its_kind(status: int, body: object, kind: type[MasterError], message: str) -> None:
+def test_rejection_is_an_error_with_the_masters_words(
+    status: int, body: object, kind: type[MasterError], message: str
+) -> None:
     with answering(Say(status, body)) as server, Master(Address(server.url)) as master:
-        with pytest.raises(kind, match=message) as caught:
+        with pytest.raises(kind, match=f"^{message}") as caught:
             master.get("things")
         assert type(caught.value) is kind
         assert caught.value.status == status
         assert len(server.asked) == 1
 
 
-def test_a_master_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core.client._master.FIRST_PAUSE", 0.01)
-    with answering(Say(503), Say(502), Say(200, {"ok": True})) as server, Master(Address(server.url)) as master:
-        assert master.get("things") == {"ok": True}
-        assert len(server.asked) == 3
-
-
-def test_what_may_have_arrived_is_not_sent_twice_where_twice_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core.client._master.FIRST_PAUSE", 0.01)
-    for once, connections in ((True, 1), (False, 4)):
-        count = 0
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-
-            def hang_up() -> None:
-                nonlocal count
-                for _ in range(connections):  # noqa: B023
-                    connection, _ = listener.accept()
-                    connection.recv(10_000)
-                    connection.close()
-                    count += 1
-
-            thread = threading.Thread(target=hang_up)
-            thread.start()
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            with Master(Address(url)) as master, pytest.raises(MasterUnreachable) as caught:
-                master.post("things", {"x": 1}, once=once)
-            thread.join()
-        assert count == connections
-        assert ("whether the request has arrived" in str(caught.value)) == once
-
-
-def test_no_master_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core.client._master.FIRST_PAUSE", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with Master(Address(f"http://127.0.0.1:{port}")) as master, pytest.raises(MasterUnreachable) as caught:
+def test_unreachable_master_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_core.client._master.RETRY_TIMEOUT", 0.2)
+    url = f"http://127.0.0.1:{free_port()}"
+    with Master(Address(url, source="DET_MASTER")) as master, pytest.raises(MasterUnreachable) as caught:
         master.get("things")
-    assert str(caught.value) == f"no master answers at http://127.0.0.1:{port}: connection refused"
+    assert str(caught.value) == f"no master answers at {url} (DET_MASTER): connection refused"
     with Master(Address("http://no-such-host.invalid:80")) as master, pytest.raises(MasterUnreachable):
         master.get("things")
 
 
-def test_lines_come_one_by_one_and_other_requests_may_be_made_meanwhile() -> None:
+def test_lines_yields_results_while_other_requests_are_made() -> None:
     body = b"\n".join(orjson.dumps({"result": {"n": n}}) for n in range(3)) + b"\n"
     with answering(Say(200, body), Say(200, {"a": 1})) as server, Master(Address(server.url)) as master:
-        with master.lines("trials/1/logs", {"after": 5}) as lines:
+        with master.lines("trials/1/logs", {"after": 5, "follow": True}) as lines:
             assert next(lines) == {"n": 0}
             assert master.get("things") == {"a": 1}
             assert [line["n"] for line in lines] == [1, 2]
+        assert server.asked[0][1] == "/api/v1/trials/1/logs?after=5&follow=true"
     error = orjson.dumps({"error": {"code": 13, "error": "the disk is gone"}})
-    with answering(Say(200, error)) as server, Master(Address(server.url)) as master:
-        with pytest.raises(MasterError, match="the disk is gone"), master.lines("trials/1/logs") as lines:
+    with answering(Say(200, error), Say(404)) as server, Master(Address(server.url)) as master:
+        with pytest.raises(MasterError, match=r"^the disk is gone"), master.lines("trials/1/logs") as lines:
             list(lines)
+        with pytest.raises(UnknownToMaster), master.lines("trials/1/logs"):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -143,8 +115,12 @@ def test_the_environment_and_the_home_folder_say_where_the_master_is(
     assert locate("http://127.0.0.1:18123") == Address("http://127.0.0.1:18123", "of the home")
     monkeypatch.setenv("DET_MASTER", "gpu1")
     monkeypatch.setenv("DET_USER_TOKEN", "mine")
-    assert locate() == reach() == Address("http://gpu1:8080", "mine")
-    assert locate("gpu2", token="other") == Address("http://gpu2:8080", "other")
+    monkeypatch.setenv("DET_MASTER_CERT_FILE", "noverify")
+    monkeypatch.setenv("DET_MASTER_CERT_NAME", "master.example")
+    assert locate() == reach() == Address("http://gpu1:8080", "mine", "noverify", "master.example")
+    assert locate("gpu2", token="other") == Address("http://gpu2:8080", "other", "noverify", "master.example")
+    monkeypatch.delenv("DET_MASTER_CERT_FILE")
+    monkeypatch.delenv("DET_MASTER_CERT_NAME")
     assert locate(home=home) == Address("http://127.0.0.1:18123", "of the home")
     (folder / "master.json").write_text("torn")
     assert locate(home=home) is None

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "accelerated": {"core", "_training"},
     "exec": {"pytorch", "config"},
     "testing": {"search"},
-    "client": {"config", "journal", "storage", "core"},
+    "client": {"config", "journal", "storage", "core", "protocol"},
     "master": {"config", "search", "journal", "storage"},
     "check_resume": {"client", "core", "journal"},
     "slurm": {"core", "journal"},
