@@ -51,23 +51,36 @@ class JournalCarrier:
     """Posts batches to ``/api/v1/journal``, which counts each record once, however often it comes.
 
     Args:
-        session: talks to the master.
-        trial_id: the trial.
-        trial_run_id: which run of it.
-        patience: seconds for which a batch is sent again.
+        session: Session with the master.
+        trial_id: ID of the trial.
+        trial_run_id: Number of its run.
+        patience: Time during which a batch is sent again, in seconds.
+        storage_id: The master's number of the storage of the run's checkpoints, if no allocation has chosen it.
     """
 
-    def __init__(self, session: MasterSession, trial_id: int, trial_run_id: int, *, patience: float = FOREVER) -> None:
-        self._session, self._patience = session, patience
-        self._trial_id, self._run_id = trial_id, trial_run_id
+    def __init__(
+        self,
+        session: MasterSession,
+        trial_id: int,
+        trial_run_id: int,
+        *,
+        patience: float = FOREVER,
+        storage_id: int | None = None,
+    ) -> None:
+        self._session = session
+        self._patience = patience
+        self._head = {"trialId": trial_id, "trialRunId": trial_run_id}
+        if storage_id is not None:
+            self._head["storageId"] = storage_id
 
     def carry(self, restart: int, rank: int, lines: Sequence[Line], arrived: Arrived) -> list[Refusal]:
         """Post a batch; a refused one in halves, until it is known which record it is."""
-        head = {"trialId": self._trial_id, "trialRunId": self._run_id, "rank": rank, "restart": restart}
+        head = {**self._head, "rank": rank, "restart": restart}
         body = dump(head)[:-1] + b',"records":[' + b",".join(line.text for line in lines) + b"]}"
         try:
             self._session.call("POST", "/api/v1/journal", body, timeout=self._patience, retry_server_errors=True)
         except MasterError as e:
+            # Any other status is about the run, as 409 of one that has ended, and not about a record.
             if e.status not in (400, 413, 422):
                 raise
             if len(lines) == 1:
@@ -80,14 +93,17 @@ class JournalCarrier:
 
 
 class ReportCarrier:
-    """Posts report by report, by the routes of the wire contract §5. What is no report is passed over.
+    """Posts report by report to a Determined master, by the routes of the wire contract §5; skips other records.
+
+    Such a master refuses a report with batch metrics that it has already, so a refusal of a report that may have
+    arrived before counts as an arrival.
 
     Args:
-        session: talks to the master.
-        trial_id: the trial.
-        trial_run_id: which run of it.
-        master: which master it is.
-        patience: seconds for which a report is sent again.
+        session: Session with the master.
+        trial_id: ID of the trial.
+        trial_run_id: Number of its run.
+        master: What the master says of itself.
+        patience: Time during which a report is sent again, in seconds.
     """
 
     def __init__(
@@ -99,47 +115,45 @@ class ReportCarrier:
         *,
         patience: float = FOREVER,
     ) -> None:
-        self._session, self._patience = session, patience
+        self._session = session
+        self._patience = patience
+        self._trial_id = trial_id
+        self._run_id = trial_run_id
+        self._master = master
         self._begun: set[tuple[int, int]] = set()
-        self._doubt = False
-        self._trial_id, self._run_id, self._master = trial_id, trial_run_id, master
+        """Restart and rank of the journals of which this process has sent a report."""
 
     def carry(self, restart: int, rank: int, lines: Sequence[Line], arrived: Arrived) -> list[Refusal]:
-        """Post one after the other."""
+        """Post one report after the other."""
         refused = []
-        passed: list[Line] = []
+        skipped: list[Line] = []
         for line in lines:
             send = self._ways().get(line.record["kind"])
             if send is None:
-                passed.append(line)
+                skipped.append(line)
                 continue
-            self._doubt = (restart, rank) not in self._begun  # an earlier process may have sent it, and died
+            # An earlier process may have sent a journal's first report, and died before it was noted.
+            may_be_repeat = (restart, rank) not in self._begun
             self._begun.add((restart, rank))
             try:
                 send(line.record)
             except MasterError as e:
                 if self._over(e):
                     raise
-                refused.append(Refusal(line, e))
-                continue
-            arrived([*passed, line])
-            passed = []
-        if passed:
-            arrived(passed)
+                if not (e.status in (409, 500) and (may_be_repeat or e.maybe_applied)):
+                    refused.append(Refusal(line, e))
+                    continue
+            arrived([*skipped, line])
+            skipped = []
+        if skipped:
+            arrived(skipped)
         return refused
 
     def _ways(self) -> dict[str, Callable[[dict[str, Any]], None]]:
         return {"metrics": self._metrics, "progress": self._progress, "status": self._status}
 
     def _metrics(self, record: dict[str, Any]) -> None:
-        route, body = self._route("metrics"), bodies.metrics(self._trial_id, self._run_id, record)
-        try:
-            self._call(route, body)
-        except MasterError as e:
-            # Rows with batch metrics cannot be sent twice; without them they can.
-            is_repeat = e.status and (e.maybe_applied or self._doubt)
-            if not is_repeat or "batchMetrics" not in body["metrics"]["metrics"] or not self._has_batches(record):
-                raise
+        self._call(self._route("metrics"), bodies.metrics(self._trial_id, self._run_id, record))
 
     def _progress(self, record: dict[str, Any]) -> None:
         body = bodies.progress(record["body"], self._master)
@@ -164,17 +178,6 @@ class ReportCarrier:
         self._session.call("GET", f"/api/v1/trials/{self._trial_id}", timeout=self._patience, retry_server_errors=True)
         return _clock.monotonic() - before < 1.0
 
-    def _has_batches(self, record: dict[str, Any]) -> bool:
-        """Whether a row with batch metrics has arrived, which cannot be sent twice; without them it can."""
-        row = {**record, "batch_metrics": None}
-        try:
-            self._call(self._route("metrics"), bodies.metrics(self._trial_id, self._run_id, row))
-        except MasterUnreachable:
-            raise
-        except MasterError:
-            return False
-        return True
-
     def _route(self, name: str) -> str:
         return f"/api/v1/trials/{self._trial_id}/{name}"
 
@@ -183,4 +186,5 @@ class ReportCarrier:
         """Whether the master takes nothing from here any more: no answer, no right, no trial, or another run of it."""
         if isinstance(error, (MasterUnreachable, MasterDenied, UnknownToMaster)):
             return True
+        # Determined refuses a run that is not the latest by a 500, which only its words tell from a fault.
         return error.status >= 500 and "run id" in str(error).lower()

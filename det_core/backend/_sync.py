@@ -22,8 +22,7 @@ from det_core._standalone.files import write_atomic
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task
 from det_core.backend._rest_master import Master, about
-from det_core.backend._ship_routes import Carrier, JournalCarrier, Refusal, ReportCarrier
-from det_core.backend._sync_questions import WithQuestions
+from det_core.backend._ship_routes import JournalCarrier, Refusal
 from det_core.errors import MasterError, RunNotFound
 from det_core.journal import Cursor, Line, RunSummary, open_cursors
 from det_core.protocol import Credential, MasterSession
@@ -77,14 +76,17 @@ def sync_run(
 
     Raises:
         RunNotFound: there is no run in the folder.
-        MasterError: the master does not answer, or takes nothing from here.
+        MasterError: If the master is not of det_core, does not answer, or takes nothing from here.
     """
     if not open_cursors(Path(folder)):
         raise RunNotFound(f"no reports of a run in {folder}")
     shown = [Credential("Authorization", token)] if token else []
     session = MasterSession(canonical_url(url), shown, cert_file=cert_file, cert_name=cert_name, timeout=patience)
     try:
-        sync = _Sync(Path(folder), session, about(session), progress)
+        master = about(session)
+        if not master.ours:
+            raise MasterError(f"cannot sync to {session.url}: not a det_core master: runs stay on disk for one")
+        sync = _Sync(Path(folder), session, master, progress)
         return sync.carry_on() if (Path(folder) / TASK).exists() else sync.bare()
     finally:
         session.close()
@@ -112,7 +114,10 @@ class _Sync:
     def __init__(
         self, folder: Path, session: MasterSession, master: Master, progress: Callable[[int, int], None]
     ) -> None:
-        self._folder, self._session, self._master, self._progress = folder, session, master, progress
+        self._folder = folder
+        self._session = session
+        self._master = master
+        self._progress = progress
         self._cursors: list[Cursor] = []
         self._records = 0
         self._refused: list[Refusal] = []
@@ -124,49 +129,45 @@ class _Sync:
         task = Task(**found)
         self._cursors = open_cursors(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
         if not any(cursor.count_remaining() for cursor in self._cursors):
-            return self._result(task, "")
+            return self._result(task.experiment_id, task.trial_id, "")
         if cluster != self._master.cluster_id:
             raise MasterError(
                 f"the reports in {self._folder} belong to trial {task.trial_id} of the master at {url}, cluster "
                 f"{cluster}: {self._session.url} is cluster {self._master.cluster_id}"
             )
-        self._bring(self._cursors, task, None)
-        return self._result(task, "")
+        self._bring(self._cursors, task.trial_id, task.trial_run_id, None)
+        return self._result(task.experiment_id, task.trial_id, "")
 
     def bare(self) -> Synced:
         """A bare run, as an unmanaged trial."""
         run = RunSummary(self._folder)
         experiment_id = self._experiment(run)
-        task_id, trial_id = self._trial(run, experiment_id)
+        trial_id = self._trial(run, experiment_id)
         to = f"{self._master.cluster_id or self._session.url} {trial_id}"
         self._cursors = open_cursors(self._folder, name="synced", to=to)
         known = _Runs(self._folder / "synced.json", to)
         for restart in sorted({cursor.restart for cursor in self._cursors}):
             number = known.get(restart)
             if number is None:
+                # Kept at once: to start it again would make another run of the trial.
                 number = known.put(restart, self._start(trial_id))
             own = [cursor for cursor in self._cursors if cursor.restart == restart]
-            task = Task(trial_id, experiment_id, number, task_id, None, {})
             if any(cursor.count_remaining() for cursor in own):
-                self._bring(own, task, self._storage(trial_id, restart))
+                self._bring(own, trial_id, number, self._storage(trial_id, restart))
         state = STATES.get(run.state, "STATE_ERROR")
         body = {"trialId": trial_id, "state": state, **self._ended(run)}
         self._session.call("PATCH", f"/api/v1/trials/{trial_id}", body)
-        return self._result(Task(trial_id, experiment_id, 0, task_id, None, {}), state)
+        return self._result(experiment_id, trial_id, state)
 
-    def _bring(self, own: Sequence[Cursor], task: Task, storage_id: int | None) -> None:
-        ids, patience = (self._session, task.trial_id, task.trial_run_id), self._session.timeout
-        inner: Carrier
-        if self._master.ours:
-            inner = JournalCarrier(*ids, patience=patience)
-        else:
-            inner = ReportCarrier(*ids, self._master, patience=patience)
-        carrier = WithQuestions(inner, self._session, task, storage_id)
+    def _bring(self, own: Sequence[Cursor], trial_id: int, run_id: int, storage_id: int | None) -> None:
+        timeout = self._session.timeout
+        carrier = JournalCarrier(self._session, trial_id, run_id, patience=timeout, storage_id=storage_id)
         for cursor in own:
             arrived = partial(self._arrived, cursor)
             while lines := cursor.read():
                 refused = carrier.carry(cursor.restart, cursor.rank, lines, arrived)
                 self._refused += refused
+                # The master would refuse them again.
                 cursor.advance(refusal.line for refusal in refused)
             cursor.save()
         self._tell()
@@ -189,19 +190,18 @@ class _Sync:
         route = f"/api/v1/experiments/by-external-id/{quote(run.run_id, safe='')}"
         return int(self._session.call("PUT", route, body)["experiment"]["id"])
 
-    def _trial(self, run: RunSummary, experiment_id: int) -> tuple[str, int]:
+    def _trial(self, run: RunSummary, experiment_id: int) -> int:
         request = {"experimentId": experiment_id, "hparams": {}, "unmanaged": True}
         body = {"createTrialRequest": request, "externalTrialId": run.run_id, **self._began(run)}
-        trial = self._session.call("PUT", "/api/v1/trials", body)["trial"]
-        return str(trial.get("taskId") or f"{experiment_id}.{run.run_id}"), int(trial["id"])
+        return int(self._session.call("PUT", "/api/v1/trials", body)["trial"]["id"])
 
     def _began(self, run: RunSummary) -> dict[str, str]:
-        """When the run began, for a master that can be told."""
-        return {"startTime": _clock.iso(run.created)} if self._master.ours and run.created else {}
+        """Return when the run began."""
+        return {"startTime": _clock.iso(run.created)} if run.created else {}
 
     def _ended(self, run: RunSummary) -> dict[str, str]:
-        """When it ended, likewise."""
-        return {"endTime": _clock.iso(run.ended)} if self._master.ours and run.ended is not None else {}
+        """Return when the run ended."""
+        return {} if run.ended is None else {"endTime": _clock.iso(run.ended)}
 
     def _start(self, trial_id: int) -> int:
         body = {"trialId": trial_id, "resume": True}
@@ -213,13 +213,13 @@ class _Sync:
 
         said = [r.get("storage") for r in read_run(self._folder).records("run_start") if r.restart == restart]
         chosen = next((s for s in said if s is not None), str(self._folder.absolute() / "checkpoints"))
-        body = {"runId": trial_id, "checkpointStorage": bodies.storage_settings(chosen, foreign=not self._master.ours)}
+        body = {"runId": trial_id, "checkpointStorage": bodies.storage_settings(chosen, foreign=False)}
         found = self._session.call("POST", "/api/v1/runs/start", body).get("storageId")
         return None if found is None else int(found)
 
-    def _result(self, task: Task, state: str) -> Synced:
+    def _result(self, experiment_id: int, trial_id: int, state: str) -> Synced:
         refused = tuple(str(refusal.error) for refusal in self._refused)
-        return Synced(task.experiment_id, task.trial_id, self._records, refused, state)
+        return Synced(experiment_id, trial_id, self._records, refused, state)
 
 
 class _Runs:

@@ -28,6 +28,7 @@ class JournalRequest(Body):
     trial_run_id: Id
     rank: Id
     restart: Id = 0
+    storage_id: Id | None = None
     records: list[dict[str, Any]]
 
 
@@ -87,12 +88,14 @@ async def journal(request: Request, service: TheService, caller: TheCaller) -> R
     records = _get(body, "records")
     if type(records) is not list or not all(type(record) is dict for record in records):
         raise Invalid("body records: expected a list of objects")
+    storage_id = _get(body, "storageId", "storage_id")
     following = await service.journal(
         trial_id,
         _int(body, "trialRunId", "trial_run_id"),
         _int(body, "rank"),
         records,
         _int(body, "restart", default=0),
+        None if storage_id is None else _int(body, "storageId", "storage_id"),
     )
     return answer(JournalReply(next_seq=following))
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
-    from det_core.master.service._live import LiveTrial
 
 STEPS = "steps_completed"
 
@@ -80,13 +79,19 @@ def check(uuid: str, metadata: Mapping[str, Any]) -> None:
         raise Invalid(f"checkpoint {uuid}: metadata.{STEPS} must be an integer, 0 or more, not {steps!r}")
 
 
-async def from_journal(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
-    """Register a checkpoint that a dead process has journaled, and perhaps not registered.
+async def from_journal(
+    hub: Hub,
+    task_id: str,
+    allocation_id: str | None,
+    body: Mapping[str, Any],
+    time: float,
+    storage_id: int | None = None,
+) -> None:
+    """Register a checkpoint by its record in a journal: its process is dead, or had no master.
 
     Raises:
         Invalid: If the record does not describe a checkpoint.
     """
-    allocation_id = None if trial.allocation is None else trial.allocation.id
     uuid = str(body.get("storage_id"))
     metadata = body.get("metadata")
     resources = body.get("resources")
@@ -98,9 +103,9 @@ async def from_journal(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time
     await register(
         hub,
         uuid,
-        trial.task_id,
+        task_id,
         allocation_id=allocation_id,
-        storage_id=None,
+        storage_id=storage_id,
         metadata=metadata,
         resources=resources,
         state="COMPLETED",

@@ -51,7 +51,8 @@ async def steer(hub: Hub, trial_id: int, whose: str, records: Sequence[Mapping[s
 
 async def _follow(hub: Hub, trial: LiveTrial, record: Mapping[str, Any]) -> None:
     if record["kind"] == "checkpoint":
-        await _checkpoints.from_journal(hub, trial, record["body"], record["time"])
+        allocation_id = None if trial.allocation is None else trial.allocation.id
+        await _checkpoints.from_journal(hub, trial.task_id, allocation_id, record["body"], record["time"])
     elif record["kind"] == "metadata":
         metadata = dict(record["body"]["metadata"])
         await hub.store.write(lambda conn: trials.set_metadata(conn, trial.id, metadata))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from det_core import _clock
 from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, is_content_error
+from det_core.master.service import _unmanaged
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._facts import steer
 from det_core.master.service._measured import VALIDATION, is_search
@@ -50,6 +51,7 @@ async def journal(
     restart: int,
     *,
     last_will: bool = False,
+    storage_id: int | None = None,
 ) -> int:
     """Take records of a journal.
 
@@ -58,6 +60,7 @@ async def journal(
         trial_id, trial_run_id, rank, restart: whose journal it is.
         records: as they stand in it.
         last_will: its process is dead, and these are what it left: they count also where it would have asked.
+        storage_id: Number of the storage of checkpoints that an unmanaged trial records.
     """
     if not last_will:
         await fence(hub, trial_id, trial_run_id)
@@ -70,6 +73,8 @@ async def journal(
     if trial_id in hub.live.trials:
         await _warn(hub, trial_id, records)
         await steer(hub, trial_id, f"run {trial_run_id}", records, last_will=last_will)
+    else:
+        await _unmanaged.apply_records(hub, trial_id, records, storage_id)
     return next_seq
 
 

@@ -369,7 +369,13 @@ class Service:
         return None if storage is None else await _storages.choose(self._hub, trial_id, storage)
 
     async def journal(
-        self, trial_id: int, trial_run_id: int, rank: int, records: Sequence[Mapping[str, Any]], restart: int = 0
+        self,
+        trial_id: int,
+        trial_run_id: int,
+        rank: int,
+        records: Sequence[Mapping[str, Any]],
+        restart: int = 0,
+        storage_id: int | None = None,
     ) -> int:
         """Take records of a process's journal, each counted once.
 
@@ -379,6 +385,7 @@ class Service:
             rank: the rank that wrote them.
             records: as they stand in the journal, in order.
             restart: the restart that the journal's name says.
+            storage_id: Number of the storage of checkpoints that an unmanaged trial records.
 
         Returns:
             The sequence number to send next.
@@ -387,7 +394,7 @@ class Service:
             Fenced: the attempt is over.
             Invalid: a record that is none, with its number.
         """
-        return await _reports.journal(self._hub, trial_id, trial_run_id, rank, records, restart)
+        return await _reports.journal(self._hub, trial_id, trial_run_id, rank, records, restart, storage_id=storage_id)
 
     async def report_metrics(
         self,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core.master._errors import Invalid, WrongState
+from det_core._metadata import validate_metadata
+from det_core.master._errors import Invalid, NotFound, WrongState, is_content_error
 from det_core.master.scheduler import State
+from det_core.master.service import _checkpoints
 from det_core.master.service._access import experiment_row, trial_row
 from det_core.master.service._views import StartView
 from det_core.master.store import checkpoints, experiments, trials
@@ -33,6 +36,8 @@ STATES = {
     "RUNNING": State.ACTIVE,
 }
 """What may be said of a trial -> what it is then."""
+_RECORDS = ("checkpoint", "checkpoint_deleted", "metadata")
+"""Kinds of records that are applied, as their requests would be."""
 _RANKS = [State.PAUSED, State.CANCELED, State.ERROR, State.COMPLETED, State.ACTIVE]
 """An experiment is in the last of these that any of its trials is in."""
 
@@ -90,6 +95,46 @@ async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
         )
 
     return await hub.store.write(write)
+
+
+async def apply_records(hub: Hub, trial_id: int, records: Sequence[Mapping[str, Any]], storage_id: int | None) -> None:
+    """Apply what the journal of an unmanaged trial says of checkpoints and metadata; repeats change nothing.
+
+    Args:
+        hub: Parts of the service.
+        trial_id: ID of the trial; nothing is applied to a managed one, which asks by itself.
+        records: Records as they stand in the journal.
+        storage_id: Number of the storage of its checkpoints. Defaults to the experiment's.
+
+    Raises:
+        Invalid: If a record's content cannot be taken.
+    """
+    told = [record for record in records if record["kind"] in _RECORDS]
+    if not told:
+        return
+    trial = await trial_row(hub, trial_id)
+    if not trial.unmanaged:
+        return
+    for record in told:
+        try:
+            await _apply(hub, trial, record, storage_id)
+        except Exception as e:
+            if not is_content_error(e):
+                raise
+            raise Invalid(f"trial {trial_id}, a record of kind {record['kind']}: {e}") from e
+
+
+async def _apply(hub: Hub, trial: TrialRow, record: Mapping[str, Any], storage_id: int | None) -> None:
+    body = record["body"]
+    if record["kind"] == "checkpoint":
+        await _checkpoints.from_journal(hub, trial.task_id, None, body, record["time"], storage_id)
+    elif record["kind"] == "metadata":
+        metadata = validate_metadata(body["metadata"])
+        await hub.store.write(lambda conn: trials.set_metadata(conn, trial.id, metadata))
+    else:
+        # A checkpoint that was deleted before this master heard of it is not recorded here.
+        with suppress(NotFound):
+            await _checkpoints.patch(hub, [(str(body["storage_id"]), dict(body["resources"]))])
 
 
 async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | None = None) -> None:

@@ -97,7 +97,8 @@ async def look(hub: Hub, doubt: Doubt) -> None:
 
 async def _register(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
     try:
-        await _checkpoints.from_journal(hub, trial, body, time)
+        allocation_id = None if trial.allocation is None else trial.allocation.id
+        await _checkpoints.from_journal(hub, trial.task_id, allocation_id, body, time)
     except Exception as e:
         if not is_content_error(e):
             raise
