@@ -134,6 +134,11 @@ class Environment:
         )
 
 
+def completion_request() -> str | None:
+    """Return what a shell's completion script asks of ``det-core``: ``_DET_CORE_COMPLETE``, such as bash_complete."""
+    return os.environ.get("_DET_CORE_COMPLETE") or None
+
+
 def swap_variable(name: str, value: str | None) -> str | None:
     """Set a variable of this process and its children, or remove it with None; return the earlier value."""
     earlier = os.environ.pop(name, None)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from det_core.cli import main
-from det_core.cli._say import noted_if_slow
-from det_core.cli.master._elsewhere import addresses_elsewhere
+from det_core.cli._output import note_if_slow
+from det_core.cli.master import outside_urls
 from support.processes import until
 from support.running_master import TOKEN, Running
 
@@ -243,24 +243,26 @@ def test_a_public_address_without_a_token_is_refused(home: Path, command: Comman
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [
-        ("e create nothing.yaml", 2, "there is no file nothing.yaml"),
-        ("e create . .", 2, ". is no file"),
-        ("e create {config} nowhere", 2, "there is no folder nowhere"),
+        ("e create nothing.yaml", 2, "file not found: nothing.yaml"),
+        ("e create . .", 2, ". is not a file"),
+        ("e create {config} nowhere", 2, "directory not found: nowhere"),
         ("e create {config} --slots many", 2, "'many' is not a number"),
         ("e create {config} --slots 999", 2, "slots_per_trial is 999"),
         ("e describe three", 2, "'three' is not the number of an experiment; `det-core experiment list` shows them"),
         ("t logs 0", 2, "'0' is not the number of a trial"),
         ("t logs 9999", 1, "there is no trial 9999"),
         ("e pause 9999", 1, "there is no experiment 9999"),
-        ("e wait 1 --timeout soon", 2, "'soon' is no number of seconds"),
+        ("e wait 1 --timeout soon", 2, "'soon' is not a number of seconds"),
         ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1 (--master): "),
         ("e list --master ftp://there", 1, "'ftp://there' is no address of a master"),
         ("run", 2, "there is no command to run"),
+        ("e create {config} --slots -1", 2, "'-1' is not a number: expected 0 or more"),
+        ("run -- fit.py --lr 1", 2, "fit.py is not a command, but a script; to run it: det-core run -- python fit.py"),
         ("run list", 2, "did you mean `det-core runs list`?"),
         ("experimnt list", 2, "did you mean `det-core experiment list`?"),
         ("e lst", 2, "there is no command 'lst': did you mean `det-core experiment list`?"),
         ("t xyz", 2, "there is no command 'xyz': there are describe, kill, list, logs, metrics"),
-        ("e list --state FOO", 2, "'FOO' is no state: there are ACTIVE, PAUSED, "),
+        ("e list --state FOO", 2, "'FOO' is not one of 'active', 'paused', "),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -276,6 +278,29 @@ def test_bad_input_is_one_clear_line(
     assert command(*shlex.split(line.format(config=config)), status=status) == ""
     assert message in command.errors
     assert command.errors.count("error: ") == 1
+
+
+def test_logs_of_an_experiment_are_whole_and_in_order(master: Running, command: Command, config: Path) -> None:
+    number = command.json("e", "create", config)["id"]
+    specs = master.launched(number, 2)
+    for begin in (0, 700):
+        for spec in specs:
+            head = {"task_id": spec.task_id, "allocation_id": spec.allocation_id, "timestamp": "2026-01-01T00:00:00Z"}
+            lines = [{**head, "log": f"{n}\n", "stdtype": "stdout"} for n in range(begin, begin + 700)]
+            assert master.ask("POST", "task/logs", {"logs": lines}).status == 200
+    printed = command("e", "logs", number).splitlines()
+    for spec in specs:
+        head = f"[trial {spec.trial_id}] "
+        assert [line for line in printed if line.startswith(head)] == [f"{head}{n}" for n in range(1400)]
+    assert len(printed) == 2800 and printed[1400].endswith(" 700"), "by time, not one trial after the other"
+    command("e", "kill", number)
+
+
+def test_an_empty_token_file_is_one_line(home: Path, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "token").touch(mode=0o600)
+    command("master", "up", "--token-file", tmp_path / "token", status=1)
+    assert command.errors.count("error: ") == 1
+    assert f"--token-file {tmp_path}/token: expected one word of at least " in command.errors
 
 
 def test_a_wrong_token_is_said(master: Running, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,12 +351,12 @@ def test_trials_that_go_on_without_their_master_are_told(home: Path, command: Co
 def test_the_addresses_for_other_machines(tmp_path: Path) -> None:
     def of(**said: str) -> list[str]:
         (tmp_path / "master.json").write_text(json.dumps({"url": "http://127.0.0.1:8080", **said}))
-        return addresses_elsewhere(tmp_path)
+        return outside_urls(tmp_path)
 
     assert of() == of(listens="127.0.0.1") == of(listens="::1") == of(listens="localhost") == []
     assert of(listens="192.0.2.7") == ["http://192.0.2.7:8080"]
-    found = of(listens="0.0.0.0")
-    assert found[-1] == f"http://{socket.gethostname()}:8080" and not any("127.0.0.1" in url for url in found)
+    assert of(listens="0.0.0.0") == of(listens="::") == [f"http://{socket.gethostname()}:8080"]
+    assert of(listens="2001:db8::7") == ["http://[2001:db8::7]:8080"]
 
 
 @pytest.mark.parametrize("line", ["runs list", "checkpoint list", "e list", "master up", "run -- true"])
@@ -345,40 +370,55 @@ def test_a_home_that_is_none_is_one_line_with_what_to_do(
     assert f"{tmp_path}/file" in said and "Not a directory" in said and "et DET_CORE_HOME to a" in said
 
 
-def test_a_group_alone_shows_its_commands_and_options_complete(home: Path, command: Command) -> None:
+def offered(command: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
+    """Return the completions of the last word of a command line, as the script for bash asks for them."""
+    with monkeypatch.context() as patch:
+        patch.setenv("_DET_CORE_COMPLETE", "bash_complete")
+        patch.setenv("COMP_WORDS", f"det-core {line}")
+        patch.setenv("COMP_CWORD", str(len(f"x {line}".split(" ")) - 1))
+        return [word.removeprefix("plain,") for word in command().split()]
+
+
+def test_a_group_alone_shows_its_commands_and_options_complete(
+    home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "download-checkpoint" in command("e")
-    options = command("completion", "options", "det-core e create search.yaml --").split()
+    options = offered(command, monkeypatch, "e create search.yaml --")
     assert {"--follow", "--config", "--master"} <= set(options) and "--yes" not in options
-    assert "--version" in command("completion", "options", "det-core --").split()
+    assert "--version" in offered(command, monkeypatch, "--")
 
 
 def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with noted_if_slow("packing"):
+    with note_if_slow("packing"):
         pass
     said = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("det_core.cli._say.note", lambda message: (print(message), said.set()))
-        with noted_if_slow("starting", after=0.0):
+        patch.setattr("det_core.cli._output.note", lambda message: (print(message), said.set()))
+        with note_if_slow("starting", delay=0.0):
             assert said.wait()
     assert capsys.readouterr().out == "starting\n"
 
 
-def test_without_a_master_none_is_started_to_look(home: Path, command: Command) -> None:
+def test_without_a_master_none_is_started_to_look(
+    home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert command.json("master", "status", status=1) == {
         "running": False,
         "home": str(home),
         "trials_without_master": [],
     }
     assert command("master", "down") == ""
-    assert command("completion", "experiments", "det-core e logs ") == "\n"
+    assert offered(command, monkeypatch, "e logs ") == []
     assert not (home / "master").exists()
 
 
-def test_ids_complete_from_a_master(master: Running, command: Command, config: Path) -> None:
+def test_ids_complete_from_a_master(
+    master: Running, command: Command, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number = command.json("e", "create", config, "--paused")["id"]
-    offered = command("completion", "experiments", "det-core e logs ").split()
-    assert offered[0] == str(number) and offered[-1] == "latest"
+    ids = offered(command, monkeypatch, "e logs ")
+    assert ids[0] == str(number) and ids[-1] == "latest"
     command("e", "activate", number)
     trial = str(master.launched(number)[0].trial_id)
-    assert trial in command("completion", "trials", f"det-core t logs --master {master.url} ").split()
+    assert trial in offered(command, monkeypatch, f"t logs --master {master.url} ")
     command("e", "kill", number)

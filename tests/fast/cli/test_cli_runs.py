@@ -58,6 +58,14 @@ def test_list(home: Path) -> None:
     assert "'x' is not a number" in det_core("runs", "list", "--limit", "x", check=2).stderr
 
 
+def test_control_characters_of_names_are_escaped_for_people(home: Path) -> None:
+    name = "a\x1b[2J\r\nb"
+    run_id = one_run(home, name=name).run_id
+    assert det_core("runs", "list").stdout.endswith("  a\\x1b[2J\\r\\nb\n")
+    assert "name:        a\\x1b[2J\\r\nb\n" in det_core("runs", "show", run_id).stdout
+    assert json.loads(det_core("runs", "list", "--json").stdout)[0]["name"] == name
+
+
 def test_restarts_in_json_are_those_of_the_table(home: Path) -> None:
     fresh, resumed = one_run(home).run_id, rich_run(home)
     table = {row.split()[0]: row.split()[4] for row in det_core("runs", "list").stdout.splitlines()[1:]}

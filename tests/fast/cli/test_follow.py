@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from det_core._clock import iso
-from det_core.cli.experiment import _follow, _queue
-from det_core.cli.experiment._lines import text_of
-from det_core.cli.experiment._live import Live
-from det_core.cli.experiment._tail import Tail
-from det_core.cli.experiment._told import duration, first_line, outcome, settings, state_of, state_of_all, still_saves
+from det_core.cli import _follow, app
+from det_core.cli._follow import Live, Queue, Tail
+from det_core.cli._output import duration
+from det_core.cli._views import (
+    exit_status,
+    experiment_state,
+    first_line,
+    line_text,
+    saving_trials,
+    settings,
+    trial_state,
+)
 from det_core.client import Experiment, Master, Trial
 from det_core.client._address import Address
 from det_core.errors import MasterUnreachable
@@ -25,8 +32,8 @@ from support.running_master import CONFIG, Running
 
 
 def test_a_line_has_its_rank_and_its_level_back() -> None:
-    assert text_of({"log": "hello\n", "level": "LOG_LEVEL_INFO"}) == "hello"
-    assert text_of({"log": "  oh\n", "level": "LOG_LEVEL_ERROR", "rank_id": 3}) == "[rank=3] ERROR:   oh"
+    assert line_text({"log": "hello\n", "level": "LOG_LEVEL_INFO"}) == "hello"
+    assert line_text({"log": "  oh\n", "level": "LOG_LEVEL_ERROR", "rank_id": 3}) == "[rank=3] ERROR:   oh"
 
 
 def test_words_for_people() -> None:
@@ -48,17 +55,21 @@ def test_what_is_to_pause_and_still_runs_is_pausing() -> None:
     master = Master(Address("http://x", None, None))
     until = iso(time.time() + 3605)
     one = experiment(stoppingTrials=1, stopByTime=until)
-    assert (one.state, state_of_all(one), state_of(trial(allocationId="1.a.1"))) == ("PAUSED", "PAUSING", "PAUSING")
-    assert still_saves(one) == "1 trial still saves; it is killed in 1 h 0 min at the latest (preemption_timeout)"
-    assert still_saves(experiment(stoppingTrials=2, stopByTime=until)).startswith("2 trials still save; they are")
+    assert (one.state, experiment_state(one), trial_state(trial(allocationId="1.a.1"))) == (
+        "PAUSED",
+        "PAUSING",
+        "PAUSING",
+    )
+    assert saving_trials(one) == "1 trial still saves; it is killed in 1 h 0 min at the latest (preemption_timeout)"
+    assert saving_trials(experiment(stoppingTrials=2, stopByTime=until)).startswith("2 trials still save; they are")
     done = experiment(stoppingTrials=0)
-    assert (state_of_all(done), still_saves(done), state_of(trial())) == ("PAUSED", "", "PAUSED")
+    assert (experiment_state(done), saving_trials(done), trial_state(trial())) == ("PAUSED", "", "PAUSED")
 
 
 def test_a_search_that_cannot_say_what_was_best_has_failed() -> None:
     def ended(**more: Any) -> int:
         told = {"id": 1, "state": "STATE_COMPLETED", "config": {}, "searcherType": "random", "remarks": ["why"]}
-        return outcome(Experiment(Master(Address("http://x", None, None)), {**told, **more}))
+        return exit_status(Experiment(Master(Address("http://x", None, None)), {**told, **more}))
 
     assert (ended(), ended(bestTrialId=3), ended(remarks=[]), ended(searcherType="single")) == (1, 0, 0, 0)
     assert (ended(state="STATE_ERROR"), ended(state="STATE_CANCELED")) == (3, 4)
@@ -96,12 +107,23 @@ class Told:
         return contextlib.nullcontext(iter(found))
 
 
+def follow(experiment: Experiment, **options: str) -> int:
+    """Follow an experiment from a command with these options; return the exit status."""
+    context = click.Context(app)
+    context.params = options
+    with context:
+        try:
+            _follow.follow(experiment)
+        except click.exceptions.Exit as e:
+            return e.exit_code
+    return 0
+
+
 def told(*looks: tuple[str, str, list[str]]) -> Experiment:
     master: Any = Told(*looks)
     return Experiment(master, {"id": 1, "state": "STATE_ACTIVE", "searcherMetric": "loss"})
 
 
-ARGS = argparse.Namespace(master=None, home=None)
 LOOKS = (
     ("ACTIVE", "RUNNING", ["one\n"]),
     ("away", "", []),
@@ -114,7 +136,7 @@ def test_every_line_is_given_once_also_if_the_master_is_away_for_a_moment(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_follow.time, "sleep", lambda _seconds: None)
-    _follow.follow(ARGS, told(*LOOKS))
+    assert follow(told(*LOOKS)) == 0
     done = capsys.readouterr()
     assert done.out == "".join(f"[trial 5] {word}\n" for word in ("one", "two", "three", "four"))
     assert "no master answers; trials go on, and it is asked again for 120 s" in done.err
@@ -125,16 +147,17 @@ def test_every_line_is_given_once_also_if_the_master_is_away_for_a_moment(
 
 
 def test_a_master_that_stays_away_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(_follow, "PATIENCE", -1.0)
+    monkeypatch.setattr(_follow, "MASTER_TIMEOUT", -1.0)
     monkeypatch.delenv("DET_MASTER", raising=False)
-    for master, how in (
-        (None, "to start the master again and watch: det-core experiment logs 1 -f"),
-        ("gpu1:80", "to watch again when the master is back: det-core experiment logs 1 -f --master gpu1:80"),
+    options: dict[str, str]
+    for options, how in (
+        ({}, "to start the master again and watch: det-core experiment logs 1 -f"),
+        (
+            {"master": "gpu1:80"},
+            "to watch again when the master is back: det-core experiment logs 1 -f --master gpu1:80",
+        ),
     ):
-        args = argparse.Namespace(master=master, home=None)
-        with pytest.raises(SystemExit) as e:
-            _follow.follow(args, told(("away", "", []), ("COMPLETED", "COMPLETED", [])))
-        assert e.value.code == 1
+        assert follow(told(("away", "", []), ("COMPLETED", "COMPLETED", [])), **options) == 1
         last = capsys.readouterr().err.splitlines()[-2:]
         assert last == ["det-core: error: no master answers", f"det-core: trials go on without the master; {how}"]
 
@@ -144,9 +167,7 @@ def test_ctrl_c_says_how_to_come_back(capsys: pytest.CaptureFixture[str], monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Tail, "pause", interrupt)
-    with pytest.raises(SystemExit) as e:
-        _follow.follow(argparse.Namespace(master="gpu1:80", home=None), told(*LOOKS))
-    assert e.value.code == 130
+    assert follow(told(*LOOKS), master="gpu1:80") == 130
     said = capsys.readouterr().err
     assert "to watch it: det-core experiment logs 1 -f --master gpu1:80\n" in said
     assert "to stop it: det-core experiment cancel 1 --master gpu1:80\n" in said
@@ -155,16 +176,14 @@ def test_ctrl_c_says_how_to_come_back(capsys: pytest.CaptureFixture[str], monkey
 def test_sigterm_does_as_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tail, "pause", lambda _tail: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as e:
-        _follow.follow(ARGS, told(*LOOKS))
-    assert e.value.code == 130
+    assert follow(told(*LOOKS)) == 130
     assert "experiment 1 goes on; to watch it: det-core experiment logs 1 -f\n" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_why_nothing_runs_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_queue, "PATIENCE", 0.0)
-    monkeypatch.setattr(_queue, "AGAIN", 0.0)
+    monkeypatch.setattr(_follow, "QUEUE_DELAY", 0.0)
+    monkeypatch.setattr(_follow, "QUEUE_INTERVAL", 0.0)
     running = Running(tmp_path, limit=1 << 20)
     try:
         with Master(Address(running.url, running.token)) as master:
@@ -177,16 +196,16 @@ def test_why_nothing_runs_is_said_once(tmp_path: Path, monkeypatch: pytest.Monke
                 for n in ("first", "second")
             )
             running.launched(first.id)
-            queue = _queue.Queue()
-            assert queue.news(first.refresh(), first.trials()) == ""
-            assert queue.news(second.refresh(), second.trials()) == (
+            queue = Queue()
+            assert queue.explain(first.refresh(), first.trials()) == ""
+            assert queue.explain(second.refresh(), second.trials()) == (
                 "queued: a trial of experiment 2 needs 200 slot(s), and 200 of 256 are in use: "
                 "experiment 1 (first) has 1 trial(s) at work"
             )
-            assert queue.news(second, second.trials()) == ""
+            assert queue.explain(second, second.trials()) == ""
             second.pause()
-            assert queue.news(second, second.trials()).startswith(
-                "experiment 2 is paused: `det-core experiment activate 2`"
+            assert queue.explain(second, second.trials()).startswith(
+                "experiment 2 is paused; to resume it: `det-core experiment activate 2`"
             )
             first.kill()
             second.kill()
@@ -201,7 +220,7 @@ def test_a_terminal_shows_progress_below_the_lines(capsys: pytest.CaptureFixture
     live = Live()
     try:
         tail = Tail(experiment.master, experiment)
-        for trial, line in tail.new():
+        for trial, line in tail.read():
             live.line(trial, line)
         live.state(experiment, tail.trials)
     finally:
@@ -215,8 +234,8 @@ def test_pages_of_lines_are_read_to_their_end() -> None:
 
     lines = [f"{n}\n" for n in range(PAGE)]
     tail = Tail((e := told(("COMPLETED", "COMPLETED", lines), ("COMPLETED", "COMPLETED", ["last\n"]))).master, e)
-    assert len(tail.new()) == PAGE and not tail.over
-    assert [line["log"] for _, line in tail.new()] == ["last\n"] and tail.over
+    assert len(tail.read()) == PAGE and not tail.is_over
+    assert [line["log"] for _, line in tail.read()] == ["last\n"] and tail.is_over
 
 
 def test_a_stream_with_an_error_in_it_is_that_error() -> None:

@@ -1,0 +1,137 @@
+"""Groups of commands: imported when they are used, with hints for a misspelt name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import click
+
+from det_core._notices import write_quietly
+
+
+class Entry(NamedTuple):
+    """A command of ``det-core``: its module, which has it as ``command``, and its line of help."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "experiment": Entry("experiment", "run an experiment that a file describes; watch, pause, stop them (short: e)"),
+    "trial": Entry("trial", "look at single trials: logs, metrics (short: t)"),
+    "run": Entry("run", "run one script as a trial, without a file"),
+    "search": Entry("search", "preview a search before it runs"),
+    "master": Entry("master", "start, look at and stop a master"),
+    "runs": Entry("runs", "list, show, export and remove the runs kept here, which had no master"),
+    "checkpoint": Entry("checkpoint", "list, describe, download, verify and delete checkpoints of runs"),
+    "slurm": Entry("slurm", "submit a script as a chain of Slurm jobs that goes on until its run is done"),
+    "sync": Entry("sync", "send runs that had no master to one"),
+    "check-resume": Entry("check_resume", "check that a training script resumes exactly"),
+    "skill": Entry("skill", "print the paths of the texts for coding agents: a skill card, llms.txt"),
+    "completion": Entry("completion", "print a script that completes commands and IDs"),
+}
+ALIASES = {"e": "experiment", "t": "trial"}
+"""Short names of groups."""
+
+
+class Command(click.Command):
+    """A command whose epilog is printed as it is."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return --help, which succeeds also where its text cannot be written."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _on_help
+        return option
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the epilog without wrapping its lines."""
+        if self.epilog:
+            formatter.write(f"\n{self.epilog.strip()}\n")
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the help, whole: lists wrap it."""
+        return super().get_short_help_str(1000)
+
+
+def _on_help(ctx: click.Context, _param: click.Parameter, is_given: bool) -> None:
+    if is_given and not ctx.resilient_parsing:
+        _print_help(ctx)
+
+
+def _print_help(ctx: click.Context) -> None:
+    write_quietly(f"{ctx.get_help()}\n", sys.stdout)
+    ctx.exit()
+
+
+class Group(Command, click.Group):
+    """A group that shows its help if it is called alone, and suggests the command that was probably meant."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Print the help if there is no argument; click would exit with status 2."""
+        if not args and not ctx.resilient_parsing:
+            _print_help(ctx)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Return the command that the first argument names, or fail with a hint."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {name!r}: {self.hint(ctx, name, args[1:])}")
+        return super().resolve_command(ctx, args)
+
+    def hint(self, ctx: click.Context, name: str, rest: list[str]) -> str:
+        """Return a hint for a name that no command has."""
+        names = self.list_commands(ctx)
+        matches = get_close_matches(name, names, n=1)
+        if matches:
+            return f"did you mean `{' '.join([ctx.command_path, matches[0], *rest])}`?"
+        return f"there are {', '.join(names)}"
+
+
+class RootGroup(Group):
+    """All commands of ``det-core``."""
+
+    def __init__(self, **attributes: Any) -> None:
+        settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+        super().__init__(**attributes, context_settings=settings)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import a command."""
+        entry = COMMANDS.get(ALIASES.get(name, name))
+        if entry is None:
+            return None
+        command: click.Command = importlib.import_module(f"det_core.cli.{entry.module}").command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Return the command that the first argument names, also by its short name."""
+        return super().resolve_command(ctx, [ALIASES.get(args[0], args[0]), *args[1:]])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+    def hint(self, ctx: click.Context, name: str, rest: list[str]) -> str:
+        """Return a hint, also for a command of a group that was typed without its group."""
+        if within := groups_with(ctx, name):
+            return f"did you mean {' or '.join(f'`det-core {group} {name}`' for group in within)}?"
+        return super().hint(ctx, name, rest)
+
+
+def groups_with(ctx: click.Context, name: str) -> list[str]:
+    """Return the groups that have a command of this name."""
+    root = ctx.find_root().command
+    assert isinstance(root, RootGroup)
+    groups = {group: root.get_command(ctx, group) for group in COMMANDS}
+    return [group for group, command in groups.items() if isinstance(command, Group) and name in command.commands]

@@ -1,0 +1,213 @@
+"""Options and arguments that several commands share, and the master that a command line names."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from det_core.cli._output import INVALID, Failure, note_if_slow
+from det_core.cli.completion import complete_experiments, complete_files, complete_runs, complete_trials
+
+if TYPE_CHECKING:
+    from det_core.client import Experiment, Master, Trial
+    from det_core.client._address import Address
+
+LATEST = "latest"
+SHOWN = 25
+"""Rows of a table, if --limit does not say otherwise."""
+ABOUT_MASTERS = """\
+The master is the one at --master, else in DET_MASTER, else the embedded one of DET_CORE_HOME, which is started when it
+is needed. One at another address needs its user's token: set DET_USER_TOKEN."""
+
+
+class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions alone
+    """A number of things, 0 or more."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Read the number."""
+        if isinstance(value, int):
+            return value
+        if not (value.isascii() and value.isdigit()):
+            self.fail(f"{value!r} is not a number: expected 0 or more", param, ctx)
+        return int(value)
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A length of time in seconds."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read the number."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds < float("inf"):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+        return seconds
+
+
+class Id(click.ParamType):  # type: ignore[type-arg]
+    """The number of an experiment or a trial."""
+
+    name = "id"
+
+    def __init__(self, what: str, shown_by: str, words: Sequence[str] = ()) -> None:
+        self._what = what
+        self._shown_by = shown_by
+        self._words = words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """Read the number, or one of the words that stand for one."""
+        if isinstance(value, int) or value in self._words:
+            return value  # type: ignore[no-any-return]
+        if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
+            self.fail(f"{value!r} is not the number of {self._what}; `{self._shown_by}` shows them", param, ctx)
+        return int(value)
+
+
+COUNT = Count()
+EXPERIMENT = Id("an experiment", "det-core experiment list", [LATEST])
+TRIAL = Id("a trial", "det-core trial list EXPERIMENT")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+limit_option = click.option(
+    "--limit",
+    type=COUNT,
+    metavar="N",
+    help=f"Show the newest N (default: {SHOWN} in a table, all in JSON; 0: all).",
+)
+home_option = click.option(
+    "--home",
+    metavar="DIR",
+    help="Directory that keeps everything (default: DET_CORE_HOME, else the user data directory).",
+)
+master_option = click.option(
+    "--master", metavar="URL", help="Address of the master (default: DET_MASTER, else the one of --home)."
+)
+config_option = click.option(
+    "--config", metavar="KEY=VALUE", multiple=True, help="Change a value, such as searcher.max_trials=8."
+)
+follow_option = click.option("--follow", "-f", is_flag=True, help="Go on with new lines until the end.")
+run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
+experiment_argument = click.argument(
+    "experiment", metavar="EXPERIMENT", type=EXPERIMENT, shell_complete=complete_experiments
+)
+experiments_argument = click.argument(
+    "experiments",
+    metavar="EXPERIMENT...",
+    type=EXPERIMENT,
+    nargs=-1,
+    required=True,
+    shell_complete=complete_experiments,
+)
+trial_argument = click.argument("trial", metavar="TRIAL", type=TRIAL, shell_complete=complete_trials)
+SCRIPT_SETTINGS = {"allow_interspersed_args": False}
+"""Settings of a command that takes a script's command: options after its first word are the script's."""
+
+
+def script_argument(check: Callable[..., Sequence[str]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare the command of a script, with its own options.
+
+    Args:
+        check: click's callback, which refuses a command before anything is done.
+    """
+    return click.argument(
+        "script",
+        metavar="[--] COMMAND...",
+        nargs=-1,
+        type=click.UNPROCESSED,
+        callback=check,
+        shell_complete=complete_files,
+    )
+
+
+def limit_of(limit: int | None, as_json: bool) -> int | None:
+    """Return how many rows to show; None: all."""
+    if limit is None:
+        return None if as_json else SHOWN
+    return limit or None
+
+
+def check_file(_ctx: click.Context, _param: click.Parameter, path: str) -> str:
+    """Refuse a path that is not a file, before a master is started for it."""
+    if not os.path.isfile(path):
+        raise Failure(f"{path} is not a file" if os.path.exists(path) else f"file not found: {path}", INVALID)
+    return path
+
+
+def check_directory(_ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
+    """Refuse a path that is not a directory."""
+    if path is not None and not os.path.isdir(path):
+        message = f"{path} is not a directory" if os.path.exists(path) else f"directory not found: {path}"
+        raise Failure(message, INVALID)
+    return path
+
+
+def on_master(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --master and --home, and call the command with a session with the master that they name."""
+
+    @functools.wraps(function)
+    def run(master: str | None, home: str | None, **options: Any) -> Any:
+        from det_core.client._master import Master
+
+        with Master(reach_master(master, home)) as session:
+            return function(session, **options)
+
+    return master_option(home_option(run))
+
+
+def reach_master(master: str | None, home: str | None) -> Address:
+    """Return the address of the master that --master and --home name; start the embedded one if it is needed."""
+    from dataclasses import replace
+
+    from det_core.client._address import reach
+
+    with note_if_slow("reaching the master …"):
+        address = reach(master, home=home)
+    return replace(address, source="--master") if master else address
+
+
+def find_experiment(master: Master, name: int | str) -> Experiment:
+    """Return the experiment that an argument names."""
+    from det_core.client._experiment import Experiment
+    from det_core.errors import UnknownToMaster
+
+    if name != LATEST:
+        try:
+            return Experiment(master, master.get(f"experiments/{name}")["experiment"])
+        except UnknownToMaster as e:
+            raise UnknownToMaster(f"{e}; `det-core experiment list` shows those there are", e.status) from None
+    newest = master.get("experiments", sortBy="SORT_BY_START_TIME", orderBy="ORDER_BY_DESC", limit=1)["experiments"]
+    if not newest:
+        raise UnknownToMaster(f"the master at {master.url} has no experiments yet", 404)
+    return Experiment(master, newest[0])
+
+
+def find_trial(master: Master, number: int) -> Trial:
+    """Return the trial of this number."""
+    from det_core.client._trial import Trial
+    from det_core.errors import UnknownToMaster
+
+    try:
+        return Trial(master, master.get(f"trials/{number}")["trial"])
+    except UnknownToMaster as e:
+        raise UnknownToMaster(f"{e}; `det-core trial list EXPERIMENT` shows those of one", e.status) from None
+
+
+def command_for(*words: object) -> str:
+    """Return a command to type, about the master of the command that runs now."""
+    import shlex
+
+    context = click.get_current_context(silent=True)
+    options = {} if context is None else context.params
+    named = [["--" + name, options[name]] for name in ("master", "home") if options.get(name)]
+    return shlex.join(["det-core", *map(str, words), *(named[0] if named else ())])

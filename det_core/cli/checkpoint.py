@@ -1,0 +1,519 @@
+"""``det-core checkpoint``: checkpoints of runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from det_core.cli._groups import Group
+from det_core.cli._options import COUNT, home_option, json_option, limit_of, limit_option, yes_option
+from det_core.cli._output import (
+    FAILED,
+    INVALID,
+    Failure,
+    age,
+    confirm,
+    interrupted_by_sigterm,
+    note,
+    note_rest,
+    number,
+    print_facts,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+    size,
+    when,
+)
+from det_core.cli.completion import complete_checkpoints, complete_directories, complete_runs
+
+if TYPE_CHECKING:
+    from det_core.client import Checkpoint, Checkpoints
+    from det_core.storage import RetentionDecision, RetentionPolicy
+
+COMPLETE = "complete"
+IN_USE = "in use"
+DAMAGED = "damaged"
+UNVERIFIED = "unverified"
+SHOWN_FILES = 100
+MANIFEST_THREADS = 8
+"""Manifests that are read at a time."""
+SMALLER_IS_BETTER = ("loss", "err", "perplexity", "ppl", "nll", "mse", "mae")
+"""Parts of the names of metrics whose smallest value is best."""
+_EPILOG = """\
+Without --storage and --run: the checkpoints of the newest run, wherever it kept them. Secrets of a cloud store come
+from the environment, as its own tools read them; the record of a run holds none."""
+_DOWNLOAD_EXAMPLES = """\
+examples:
+  det-core checkpoint download latest model
+  det-core checkpoint download 3f2a model --run 20261121-11
+  det-core checkpoint download 3f2a91c4-… model --storage s3://bucket/prefix
+
+Every byte is compared with the manifest. Everything is copied aside first: if the command fails, the directory is as it
+was. Other files in the directory stay."""
+_VERIFY_EXAMPLES = """\
+examples:
+  det-core checkpoint verify latest
+  det-core checkpoint verify --all --storage s3://bucket/prefix
+
+Names each file that is damaged or missing, and goes on. The exit status is 1 if any checkpoint is damaged."""
+_GC_EXAMPLES = """\
+examples:
+  det-core checkpoint gc --keep-latest 3 --dry-run
+  det-core checkpoint gc --keep-latest 3 --keep-best 1 --metric accuracy --larger-is-better
+  det-core checkpoint gc --keep-every 1000 --keep-newer 7d --run 20261121-11
+
+A checkpoint stays if any of the options keeps it. These always stay: the newest of the run that is intact, one that a
+process reads, one that det_core has not written, and those of other runs; and all, as long as none has the metric. The
+values of a metric are those of the run's validation rows at the checkpoint's steps, else of the checkpoint's own
+metadata."""
+_HOW = (
+    "say what is to stay: --keep-latest N, --keep-best N --metric M, --keep-every STEPS or --keep-newer 7d, or "
+    "several of them; with --dry-run nothing is deleted"
+)
+
+id_argument = click.argument("storage_id", metavar="ID", shell_complete=complete_checkpoints)
+
+
+@click.group("checkpoint", cls=Group, epilog=_EPILOG)
+def command() -> None:
+    """Look at checkpoints of runs. ID is a checkpoint's ID, the beginning of one, or `latest`."""
+
+
+def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --storage, --run, --home and --json."""
+    storage_help = "A folder, a URL, or the JSON of a checkpoint_storage (default: where the run kept them)."
+    run_help = "Only this run's: its ID, the beginning of one, or `latest`."
+    of_run = click.option("--run", metavar="RUN", shell_complete=complete_runs, help=run_help)
+    return click.option("--storage", metavar="URL", help=storage_help)(of_run(home_option(json_option(function))))
+
+
+def on_store(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare the options of a store, and call the command with the checkpoints that they name."""
+
+    @functools.wraps(function)
+    def call(storage: str | None, run: str | None, home: str | None, **options: Any) -> Any:
+        from det_core import client
+
+        with client.checkpoints(storage=storage, run=run, home=home) as checkpoints:
+            return function(checkpoints, **options)
+
+    return store_options(call)
+
+
+@command.command("list")
+@limit_option
+@on_store
+def list_checkpoints(checkpoints: Checkpoints, limit: int | None, as_json: bool) -> None:
+    """List checkpoints, newest first."""
+    every = list(checkpoints)[::-1]
+    shown = every[: limit_of(limit, as_json)]
+    states = _states(checkpoints, shown)
+    rows = [c for c in shown if c.storage_id in states]
+    if as_json:
+        print_json([_as_json(c, states[c.storage_id]) for c in rows])
+    elif every:
+        with_run = checkpoints.run_id is None
+        head = ("CHECKPOINT", *(["RUN"] if with_run else []), "STEPS", "SIZE", "FILES", "AGE", "STATE")
+        print_table(head, [_row(c, states[c.storage_id], with_run) for c in rows])
+        note_rest(len(every) - len(shown), "checkpoints")
+    else:
+        note(_no_checkpoints(checkpoints))
+
+
+def _states(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> dict[str, str]:
+    """Return the state of each checkpoint by its ID, without those that were deleted meanwhile."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from det_core.errors import CheckpointCorrupt, CheckpointNotFound
+
+    in_use = checkpoints.in_use
+
+    def state(checkpoint: Checkpoint) -> str | None:
+        try:
+            verified = checkpoint.verified
+        except CheckpointCorrupt:
+            return DAMAGED
+        except CheckpointNotFound:
+            return None
+        if checkpoint.storage_id in in_use:
+            return IN_USE
+        return COMPLETE if verified else UNVERIFIED
+
+    with ThreadPoolExecutor(MANIFEST_THREADS) as pool:
+        found = zip((c.storage_id for c in several), pool.map(state, several), strict=True)
+        return {storage_id: state for storage_id, state in found if state is not None}
+
+
+def _as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:
+    readable = state != DAMAGED
+    return {
+        "storage_id": checkpoint.storage_id,
+        "run_id": checkpoint.run_id,
+        "restart": checkpoint.restart,
+        "steps_completed": checkpoint.steps_completed,
+        "time": checkpoint.time,
+        "size": checkpoint.size if readable else None,
+        "files": checkpoint.files if readable else None,
+        "state": state,
+    }
+
+
+def _row(c: Checkpoint, state: str, with_run: bool) -> tuple[object, ...]:
+    content = ("-", "-") if state == DAMAGED else (size(c.size), str(c.files))
+    run = [c.run_id or "-"] if with_run else []
+    return (c.storage_id, *run, c.steps_completed, *content, age(c.time), state)
+
+
+def _no_checkpoints(checkpoints: Checkpoints) -> str:
+    run = f"of run {checkpoints.run_id} " if checkpoints.run_id else ""
+    root = checkpoints.root
+    was_named = click.get_current_context().params["storage"] is not None
+    is_missing = was_named and os.path.isabs(root) and not os.path.exists(root)
+    return f"no checkpoints {run}in {root}{': there is no such folder' if is_missing else ''}"
+
+
+@command.command()
+@id_argument
+@on_store
+def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
+    """Describe one checkpoint: its files, its metadata."""
+    from det_core.errors import CheckpointCorrupt
+
+    checkpoint = checkpoints[storage_id]
+    assert checkpoint.resources is not None  # which reads the manifest, or raises an error that names the fault
+    state = _states(checkpoints, [checkpoint])[checkpoint.storage_id]
+    metadata: dict[str, Any] = {}
+    problem = None
+    try:
+        metadata = checkpoint.metadata
+    except CheckpointCorrupt as e:
+        problem = str(e)
+    if as_json:
+        more = {
+            "storage": checkpoints.root,
+            "path": None if checkpoint.path is None else str(checkpoint.path),
+            "metadata": metadata,
+            "resources": checkpoint.resources,
+        }
+        print_json({**_as_json(checkpoint, state), **more, **({"problem": problem} if problem else {})})
+    else:
+        print_facts(_facts(checkpoint, state, checkpoints.root, metadata, problem))
+        print("\nfiles")
+        files = list(checkpoint.resources.items())
+        print_table(("SIZE", "PATH"), [(size(count), path) for path, count in files[:SHOWN_FILES]])
+        if len(files) > SHOWN_FILES:
+            print(f"and {len(files) - SHOWN_FILES} more; --json has all")
+    return FAILED if problem else 0
+
+
+def _facts(
+    c: Checkpoint, state: str, root: str, metadata: dict[str, Any], problem: str | None
+) -> Iterator[tuple[str, object]]:
+    unverified = " (written by others, without a manifest to compare with)"
+    yield "checkpoint", c.storage_id
+    yield "state", state + (unverified if state == UNVERIFIED else "")
+    yield "run", c.run_id or "-"
+    yield "restart", "-" if c.restart is None else c.restart
+    yield "steps", "-" if problem and c.run_id is None else c.steps_completed
+    yield "committed", "-" if c.time is None else f"{when(c.time)} ({age(c.time)} ago)"
+    if c.path is None:
+        yield "storage", root
+    else:
+        yield "folder", c.path
+    yield "size", f"{size(c.size)} in {c.files} file(s)"
+    for key, value in metadata.items():
+        if key != "steps_completed":
+            yield f"metadata.{key}", number(value)
+    yield "metadata", problem
+
+
+@command.command(epilog=_DOWNLOAD_EXAMPLES)
+@id_argument
+@click.argument("directory", metavar="DIR", shell_complete=complete_directories)
+@on_store
+def download(checkpoints: Checkpoints, storage_id: str, directory: str, as_json: bool) -> None:
+    """Copy a checkpoint into the directory DIR, and compare it with its manifest."""
+    download_into(checkpoints[storage_id], directory, as_json)
+
+
+def download_into(checkpoint: Checkpoint, directory: str, as_json: bool) -> None:
+    """Copy a checkpoint into a directory, and print what is there now."""
+    folder = os.path.abspath(directory)
+    present = set(os.listdir(folder) if os.path.isdir(folder) else ())
+    own = {path.split("/")[0] for path in checkpoint.resources}
+    title = f"downloading {checkpoint.storage_id}"
+    with interrupted_by_sigterm(), progress_bar(title, checkpoint.size) as advance:
+        checkpoint.download(directory, progress=advance)
+    for what, names in (("replaced", present & own), ("there still, and not of this checkpoint", present - own)):
+        if names:
+            some = ", ".join(sorted(names)[:5])
+            note(f"{folder} was not empty; {what}: {some}{', …' if len(names) > 5 else ''}")
+    if as_json:
+        view = {"storage_id": checkpoint.storage_id, "folder": folder, "verified": checkpoint.verified}
+        print_json({**view, "size": checkpoint.size, "files": checkpoint.files})
+        return
+    how = "verified" if checkpoint.verified else "unverified: it has no manifest to compare with"
+    content = f"{size(checkpoint.size)} in {checkpoint.files} file(s)"
+    say(f"downloaded checkpoint {checkpoint.storage_id} to {folder}: {content}, {how}")
+
+
+@command.command(epilog=_VERIFY_EXAMPLES)
+@click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=complete_checkpoints)
+@click.option("--all", "every", is_flag=True, help="Every checkpoint of the run, or of the storage.")
+@store_options
+def verify(
+    ids: Sequence[str], every: bool, storage: str | None, run: str | None, home: str | None, as_json: bool
+) -> int:
+    """Compare every byte of checkpoints with their manifests."""
+    from det_core import client
+
+    if bool(ids) == every:
+        text = "name the checkpoints to verify, or --all (and not both); `det-core checkpoint list` shows them"
+        raise Failure(text, INVALID)
+    with client.checkpoints(storage=storage, run=run, home=home) as checkpoints:
+        return _verify_all(checkpoints, ids, every, as_json)
+
+
+def _verify_all(checkpoints: Checkpoints, ids: Sequence[str], every: bool, as_json: bool) -> int:
+    from det_core.errors import CheckpointNotFound
+
+    unreadable = checkpoints.damaged() if every else {}
+    results = [_result(storage_id, DAMAGED, None, None, [problem]) for storage_id, problem in unreadable.items()]
+    for result in results:
+        _print_result(result, as_json)
+    for checkpoint in list(checkpoints) if every else _named(checkpoints, ids):
+        try:
+            results.append(_verify(checkpoint, f"checkpoint {checkpoint.storage_id} in {checkpoints.root}: "))
+        except CheckpointNotFound:
+            note(f"{checkpoint.storage_id} was deleted meanwhile")
+            continue
+        _print_result(results[-1], as_json)
+    damaged = any(result["state"] == DAMAGED for result in results)
+    if as_json:
+        print_json(results)
+    elif not results:
+        say(f"no checkpoints in {checkpoints.root}")
+    elif damaged:
+        note("`det-core checkpoint rm` a damaged checkpoint, and its run resumes from the one before")
+    return FAILED if damaged else 0
+
+
+def _named(checkpoints: Checkpoints, ids: Sequence[str]) -> list[Checkpoint]:
+    """Return each checkpoint that is named, once."""
+    return list({c.storage_id: c for c in (checkpoints[name] for name in ids)}.values())
+
+
+def _verify(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
+    with progress_bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
+        problems = [problem.removeprefix(prefix) for problem in checkpoint.verify(progress=advance)]
+    state = COMPLETE if checkpoint.verified else UNVERIFIED
+    if problems:
+        state = DAMAGED
+    return _result(checkpoint.storage_id, state, checkpoint.size, checkpoint.files, problems)
+
+
+def _result(storage_id: str, state: str, size: int | None, files: int | None, problems: list[str]) -> dict[str, Any]:
+    return {"storage_id": storage_id, "state": state, "size": size, "files": files, "problems": problems}
+
+
+def _print_result(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        return
+    content = "" if result["size"] is None else f"{size(result['size'])} in {result['files']} file(s)"
+    texts = {
+        COMPLETE: f"whole: {content}",
+        UNVERIFIED: f"unverified: {content} can be read; it has no manifest to compare with",
+        DAMAGED: f"damaged: {len(result['problems'])} problem(s)",
+    }
+    say(f"{result['storage_id']}  {texts[result['state']]}")
+    for problem in result["problems"]:
+        say(f"  {problem}")
+
+
+@command.command()
+@click.argument("ids", metavar="ID...", nargs=-1, required=True, shell_complete=complete_checkpoints)
+@yes_option
+@on_store
+def rm(checkpoints: Checkpoints, ids: Sequence[str], yes: bool, as_json: bool) -> None:
+    """Delete checkpoints.
+
+    One that a process reads, or that cannot be found, stops the command before anything is deleted.
+    """
+    from det_core.errors import CheckpointError
+
+    chosen = _named(checkpoints, ids)
+    if used := checkpoints.in_use.intersection(c.storage_id for c in chosen):
+        raise CheckpointError(f"{', '.join(sorted(used))}: a process is reading it. Nothing was deleted")
+    _warn_of_newest(checkpoints, chosen)
+    items = [f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  age {age(c.time)}" for c in chosen]
+    what = "this checkpoint" if len(chosen) == 1 else f"these {len(chosen)} checkpoints"
+    confirm(items, f"delete {what}?", yes)
+    with progress_bar("deleting", len(chosen), unit="checkpoints") as advance:
+        for checkpoint in chosen:
+            checkpoint.delete()
+            advance(1)
+            if not as_json:
+                say(f"deleted {checkpoint.storage_id}")
+    if as_json:
+        print_json([c.storage_id for c in chosen])
+
+
+def _warn_of_newest(checkpoints: Checkpoints, chosen: Sequence[Checkpoint]) -> None:
+    """Warn what runs, live trials among them, will start from without the newest of their checkpoints."""
+    ids = {c.storage_id for c in chosen}
+    for run_id in dict.fromkeys(c.run_id for c in chosen if c.run_id is not None):
+        of_run = list(checkpoints.of_run(run_id))
+        if not of_run or of_run[-1].storage_id not in ids:
+            continue
+        left = [c for c in of_run if c.storage_id not in ids]
+        start = f"from {left[-1].storage_id}, steps {left[-1].steps_completed}" if left else "without a checkpoint"
+        note(f"warning: {of_run[-1].storage_id} is the newest of its run {run_id}: its next start will be {start}")
+
+
+@command.command(epilog=_GC_EXAMPLES)
+@click.option("--keep-latest", type=COUNT, metavar="N", help="The newest N.")
+@click.option("--keep-best", type=COUNT, metavar="N", help="The N with the best value of --metric.")
+@click.option("--metric", metavar="M", help="A validation metric; a.b for b within a.")
+@click.option("--larger-is-better", "larger", is_flag=True, help="As of an accuracy.")
+@click.option("--smaller-is-better", "smaller", is_flag=True, help="As of a loss or an error.")
+@click.option("--keep-every", type=COUNT, metavar="STEPS", help="The first at or after each multiple of STEPS.")
+@click.option("--keep-newer", metavar="AGE", help="Those younger than this: 90m, 12h, 7d, 2w.")
+@click.option("--all-runs", is_flag=True, help="Of each run in --storage, evaluated by itself.")
+@click.option("--dry-run", "-n", is_flag=True, help="Delete nothing; print what would be deleted, and why not.")
+@store_options
+def gc(
+    all_runs: bool,
+    dry_run: bool,
+    as_json: bool,
+    storage: str | None,
+    run: str | None,
+    home: str | None,
+    **keep: Any,
+) -> int:
+    """Delete the checkpoints that no option keeps."""
+    from det_core import client
+
+    policy = _policy(**keep)
+    with client.checkpoints(storage=storage, run=run, home=home) as checkpoints:
+        return _collect(checkpoints, policy, all_runs, dry_run, as_json)
+
+
+def _collect(checkpoints: Checkpoints, policy: RetentionPolicy, all_runs: bool, dry_run: bool, as_json: bool) -> int:
+    if checkpoints.run_id is None and not all_runs and len(runs := checkpoints.run_ids()) > 1:
+        text = f"{checkpoints.root} has checkpoints of {len(runs)} runs: name one with --run, or add --all-runs"
+        raise Failure(text, INVALID)
+    decisions = checkpoints.preview_gc(policy)
+    unknown = _unknown_metric(checkpoints, decisions)
+    if unknown and not dry_run:
+        raise Failure(unknown)
+    chosen = [d.candidate.storage_id for d in decisions if not d.reasons]
+    deleted = [] if dry_run else _delete(checkpoints, policy, decisions, as_json)
+    if as_json:
+        print_json([_decision_json(d, deleted) for d in decisions])
+    elif dry_run:
+        _print_decisions(checkpoints, decisions, len(chosen))
+        if unknown:
+            note(unknown)
+    else:
+        say(f"deleted {len(deleted)} of {len(decisions)} checkpoint(s); kept: {policy}")
+    left = set(chosen) - set(deleted)
+    if dry_run or not left:
+        return 0
+    # Others may have deleted some meanwhile, or begun to read them: it is no failure that these were not deleted here.
+    return int(any(d.candidate.storage_id in left for d in checkpoints.preview_gc(policy) if not d.reasons))
+
+
+def _policy(
+    keep_latest: int | None,
+    keep_best: int | None,
+    metric: str | None,
+    larger: bool,
+    smaller: bool,
+    keep_every: int | None,
+    keep_newer: str | None,
+) -> RetentionPolicy:
+    """Return the policy that the options of ``gc`` describe."""
+    from det_core.storage import AnyOf, KeepBest, KeepEvery, KeepLatest, KeepWithin
+
+    policies: list[RetentionPolicy] = []
+    try:
+        if keep_latest is not None:
+            policies.append(KeepLatest(keep_latest))
+        if keep_best is not None:
+            if metric is None:
+                raise ValueError("--keep-best N needs --metric M: by which validation metric?")
+            policies.append(KeepBest(keep_best, metric, smaller_is_better=_is_smaller_better(metric, larger, smaller)))
+        elif metric is not None or larger or smaller:
+            raise ValueError("--metric, --larger-is-better and --smaller-is-better go with --keep-best N")
+        if keep_every is not None:
+            policies.append(KeepEvery(keep_every))
+        if keep_newer is not None:
+            policies.append(KeepWithin(keep_newer))
+        if not policies:
+            raise ValueError(_HOW)
+    except ValueError as e:
+        raise Failure(str(e), INVALID) from None
+    return AnyOf(*policies)
+
+
+def _is_smaller_better(metric: str, larger: bool, smaller: bool) -> bool:
+    """Return the direction; a deletion cannot be undone, so only that of a loss or an error is obvious."""
+    if larger and smaller:
+        raise ValueError("--larger-is-better and --smaller-is-better exclude each other: leave out one of them")
+    if not (larger or smaller) and not any(word in metric.lower() for word in SMALLER_IS_BETTER):
+        raise ValueError(f"which {metric} is best? Add --larger-is-better or --smaller-is-better")
+    return not larger
+
+
+def _delete(
+    checkpoints: Checkpoints, policy: RetentionPolicy, decisions: list[RetentionDecision], as_json: bool
+) -> list[str]:
+    with progress_bar("deleting", sum(not d.reasons for d in decisions), unit="checkpoints") as advance:
+
+        def on_deleted(storage_id: str) -> None:
+            advance(1)
+            if not as_json:
+                say(f"deleted {storage_id}")
+
+        return checkpoints.gc(policy, deleted=on_deleted, judged=decisions)
+
+
+def _print_decisions(checkpoints: Checkpoints, decisions: list[RetentionDecision], count: int) -> None:
+    if not decisions:
+        note(f"no checkpoints in {checkpoints.root}")
+        return
+    rows = []
+    for c, reasons, _ in reversed(decisions):
+        why = f"stays: {', '.join(reasons)}" if reasons else "would be deleted"
+        rows.append((c.storage_id, c.steps_completed, age(c.time), why))
+    print_table(("CHECKPOINT", "STEPS", "AGE", "DECISION"), rows)
+    note(f"{count} of {len(decisions)} checkpoint(s) would be deleted; nothing was")
+
+
+def _decision_json(decision: RetentionDecision, deleted: list[str]) -> dict[str, Any]:
+    c = decision.candidate
+    return {
+        "storage_id": c.storage_id,
+        "run_id": c.run_id,
+        "steps_completed": c.steps_completed,
+        "time": c.time,
+        "metrics": dict(c.metrics),
+        "delete": not decision.reasons,
+        "deleted": c.storage_id in deleted,
+        "reasons": list(decision.reasons),
+    }
+
+
+def _unknown_metric(checkpoints: Checkpoints, decisions: list[RetentionDecision]) -> str | None:
+    """Return which metrics there are, if no checkpoint has the one of --metric."""
+    missing = [reason for d in decisions for reason in d.unknown]
+    if not missing:
+        return None
+    names = checkpoints.metrics()
+    metrics = f"validation metrics are {', '.join(names)}" if names else "there is no validation metric at all"
+    return f"{missing[0]}, so all stay; {metrics}"

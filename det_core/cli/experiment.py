@@ -1,0 +1,546 @@
+"""``det-core experiment``: create, watch and steer experiments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from det_core.cli._groups import Group
+from det_core.cli._options import (
+    ABOUT_MASTERS,
+    COUNT,
+    TRIAL,
+    Seconds,
+    check_directory,
+    check_file,
+    command_for,
+    config_option,
+    experiment_argument,
+    experiments_argument,
+    find_experiment,
+    json_option,
+    limit_of,
+    limit_option,
+    on_master,
+    yes_option,
+)
+from det_core.cli._output import (
+    FAILED,
+    INVALID,
+    NOT_ENDED,
+    STATUSES,
+    Failure,
+    confirm,
+    error,
+    note,
+    note_if_slow,
+    number,
+    number_or_dash,
+    print_facts,
+    print_json,
+    print_one_or_all,
+    print_table,
+    say,
+    when,
+)
+from det_core.cli.completion import complete_directories, complete_files, complete_trials
+
+if TYPE_CHECKING:
+    from det_core.client import Experiment, Master
+
+SHOWN_TRIALS = 20
+PACKING_DELAY = 3.0
+"""Seconds that files may take to be packed and sent before a note says so."""
+STATES = (
+    "ACTIVE",
+    "PAUSED",
+    "STOPPING_CANCELED",
+    "STOPPING_KILLED",
+    "STOPPING_COMPLETED",
+    "STOPPING_ERROR",
+    "COMPLETED",
+    "CANCELED",
+    "ERROR",
+)
+STATE = click.Choice(STATES, case_sensitive=False)
+_EXAMPLES = f"""\
+examples:
+  det-core experiment create search.yaml . --follow        run a search on the files of this directory, and watch it
+  det-core experiment create search.yaml . --config searcher.max_trials=8
+  det-core experiment list
+  det-core experiment logs latest -f                       `latest` is the newest experiment
+  det-core experiment pause 3                              its trials save and stop; `activate 3` resumes them
+  det-core experiment download-checkpoint 3 model          the best checkpoint, into the directory model
+  det-core e wait 3 && echo it is done                     `e` is short for `experiment`
+
+{STATUSES}
+
+{ABOUT_MASTERS}"""
+_CREATE_EXAMPLES = """\
+examples:
+  det-core experiment create search.yaml .
+  det-core experiment create search.yaml . --follow
+  det-core experiment create search.yaml . --config hyperparameters.lr=0.01 --config searcher.max_trials=8
+  ID=$(det-core experiment create search.yaml . --json | jq .id)
+
+Each trial runs in a copy of DIR as it is now, without what DIR/.detignore names (patterns as in .gitignore), .git and
+virtual environments. Without DIR it runs in an empty directory."""
+_CONTINUE_EXAMPLES = """\
+examples:
+  det-core experiment continue 3                                     after an error that was outside of it
+  det-core experiment continue 3 --follow
+  det-core experiment continue 3 --config searcher.max_length=100    a single trial, trained longer
+
+Trials that are incomplete resume from their latest checkpoints."""
+_DOWNLOAD_EXAMPLES = """\
+examples:
+  det-core experiment download-checkpoint 3 model                    the best one
+  det-core experiment download-checkpoint 3 model --trial 12         the newest one of a trial
+  det-core experiment download-checkpoint 3 model --checkpoint 3f2a  one by the beginning of its ID
+
+The best checkpoint is the one with the best value of the searched metric; where none has one, the newest. It is read
+from where the trials have put it, with the keys of this machine, and compared with its manifest."""
+_STEER_EPILOG = """\
+Several experiments are steered one after the other; one that cannot be does not keep the others. An experiment that has
+ended cannot be paused or activated (`continue` resumes it); to cancel or kill it changes nothing, and succeeds."""
+
+watch_option = click.option("--follow", "-f", is_flag=True, help="Watch it until it ends, and print the best trial.")
+
+
+@click.group("experiment", cls=Group, epilog=_EXAMPLES)
+def command() -> None:
+    """Create, watch and steer experiments. EXPERIMENT is an experiment's number, or `latest`."""
+
+
+@command.command(epilog=_CREATE_EXAMPLES)
+@click.argument("config_file", metavar="CONFIG", callback=check_file, shell_complete=complete_files)
+@click.argument(
+    "directory", metavar="[DIR]", required=False, callback=check_directory, shell_complete=complete_directories
+)
+@watch_option
+@config_option
+@click.option("--slots", type=COUNT, metavar="N", help="Slots (GPUs) of each trial: resources.slots_per_trial.")
+@click.option("--paused", is_flag=True, help="Only create it; `activate` starts it.")
+@click.option("--check", is_flag=True, help="Only check whether it could be created.")
+@json_option
+@on_master
+def create(
+    master: Master,
+    config_file: str,
+    directory: str | None,
+    config: Sequence[str],
+    slots: int | None,
+    follow: bool,
+    paused: bool,
+    check: bool,
+    as_json: bool,
+) -> int:
+    """Run the experiment that the file CONFIG describes, on the files of DIR."""
+    overrides = [*config, *slots_override(slots)]
+    experiment = submit(master, config_file, directory, overrides, activate=not paused, validate_only=check)
+    if experiment is None:
+        return INVALID
+    if check and as_json:
+        print_json({"config": experiment.config})
+    elif check:
+        say(f"{config_file}: this can be run")
+    elif follow and not paused:
+        return watch(experiment, as_json)
+    else:
+        print_created(experiment, as_json)
+    return 0
+
+
+def slots_override(slots: int | None) -> list[str]:
+    """Return --slots as an override of a configuration."""
+    return [] if slots is None else [f"resources.slots_per_trial={slots}"]
+
+
+def submit(
+    master: Master,
+    config: str | dict[str, Any],
+    directory: str | None,
+    overrides: list[str],
+    *,
+    activate: bool = True,
+    validate_only: bool = False,
+) -> Experiment | None:
+    """Create an experiment and print its warnings; print the mistakes of its configuration and return None."""
+    from det_core.client._create import create
+    from det_core.client._find import home_of
+    from det_core.errors import ExperimentInvalid
+
+    home = home_of(click.get_current_context().params.get("home"))
+    what = "sending it"
+    if directory is not None:
+        what = f"packing the files of {directory} and sending them"
+    try:
+        with note_if_slow(f"{what} to the master …", PACKING_DELAY):
+            experiment, warnings = create(
+                master,
+                config,
+                directory,
+                overrides=overrides,
+                activate=activate,
+                validate_only=validate_only,
+                home=home,
+            )
+    except ExperimentInvalid as e:
+        print_mistakes(e.problems, config)
+        return None
+    for warning in warnings:
+        note(f"warning: {warning}")
+    return experiment
+
+
+def print_mistakes(problems: Sequence[object], config: object) -> None:
+    """Print the mistakes in a configuration, a line for each; one of the whole file names it."""
+    for problem in problems:
+        text = str(problem)
+        if isinstance(config, str) and text.startswith("the experiment file:"):
+            text = config + text.removeprefix("the experiment file")
+        error(text)
+
+
+def print_created(experiment: Experiment, as_json: bool) -> None:
+    """Print a new experiment, and the command that watches it."""
+    from det_core.cli._views import experiment_json
+
+    if as_json:
+        print_json(experiment_json(experiment))
+        return
+    say(f"created experiment {experiment.id} ({experiment.name})")
+    note(f"to watch it: {command_for('experiment', 'logs', experiment.id, '-f')}")
+
+
+def watch(experiment: Experiment, as_json: bool = False) -> int:
+    """Follow an experiment to its end and print its result; return the exit status for it."""
+    from det_core.cli._follow import follow
+    from det_core.cli._views import exit_status, experiment_json, print_result
+
+    follow(experiment, quiet=as_json)
+    if as_json:
+        print_json(experiment_json(experiment, result=True))
+    else:
+        print_result(experiment)
+    return exit_status(experiment)
+
+
+@command.command("list")
+@click.option("--name", help="Only those of this name.")
+@click.option("--state", type=STATE, metavar="STATE", help=f"Only those in this state: {', '.join(STATES)}.")
+@limit_option
+@json_option
+@on_master
+def list_experiments(master: Master, name: str | None, state: str | None, limit: int | None, as_json: bool) -> None:
+    """List experiments, newest first."""
+    from det_core.cli._views import experiment_json
+    from det_core.client._experiment import Experiment
+
+    shown = limit_of(limit, as_json)
+    query: dict[str, Any] = {
+        "sortBy": "SORT_BY_START_TIME",
+        "orderBy": "ORDER_BY_DESC",
+        "name": name,
+        "states": [state] if state else None,
+    }
+    found = [Experiment(master, view) for view in master.get("experiments", limit=shown, **query)["experiments"]]
+    if as_json:
+        print_json([experiment_json(e) for e in found])
+    elif found:
+        print_table(("ID", "NAME", "STATE", "PROGRESS", "TRIALS", "BEST", "STARTED"), map(_row, found))
+        if shown and len(found) == shown and (older := master.get("experiments", offset=shown, **query)["experiments"]):
+            note(f"{len(older)} older: --limit 0")
+    else:
+        note(f"no experiments at {master.url}")
+
+
+def _row(e: Experiment) -> tuple[object, ...]:
+    from det_core.cli._views import experiment_state
+
+    best = "-" if e.best_metric is None else f"{e.metric} {number(e.best_metric)}"
+    trials = e.info.get("num_trials", "-")
+    return (e.id, e.name, experiment_state(e), f"{e.progress:.0%}", trials, best, when(e.info.get("start_time")))
+
+
+@command.command()
+@experiment_argument
+@json_option
+@on_master
+def describe(master: Master, experiment: int | str, as_json: bool) -> None:
+    """Describe one experiment: its state, its trials, its search."""
+    from det_core.cli._views import experiment_json, print_trials, rank_trials, trial_json
+
+    found = find_experiment(master, experiment)
+    trials = rank_trials(found, found.trials())
+    search = {} if found.info.get("unmanaged") else found.search()
+    if as_json:
+        more = {"config": found.config, "trials": [trial_json(t) for t in trials], "search": search}
+        print_json({**experiment_json(found, result=True), **more})
+        return
+    print_facts(_facts(found), width=13)
+    if rungs := list(_rungs(found, search.get("rungs"))):
+        print("\nrungs")
+        print_table(("BRACKET", "RUNG", "LENGTH", "ENDED", "PROMOTED", "UNDER WAY", "BEST"), rungs)
+    if trials:
+        print("\ntrials, the best first")
+        print_trials(found, trials[:SHOWN_TRIALS])
+        if len(trials) > SHOWN_TRIALS:
+            note(f"{len(trials) - SHOWN_TRIALS} more: {command_for('trial', 'list', found.id)}")
+    if found.best_checkpoint() is not None:
+        download = command_for("experiment", "download-checkpoint", found.id, "DIR")
+        print(f"\nto download the best checkpoint: {download}")
+
+
+def _facts(experiment: Experiment) -> Iterator[tuple[str, object]]:
+    from det_core.cli._views import experiment_state, failure_facts, saving_trials, settings
+
+    info = experiment.info
+    yield "experiment", experiment.id
+    yield "name", experiment.name
+    yield "state", ": ".join(filter(None, [experiment_state(experiment), saving_trials(experiment)]))
+    yield "progress", f"{experiment.progress:.0%}"
+    yield "search", _search(experiment)
+    yield "priority", info.get("priority")
+    yield "started", when(info.get("start_time"))
+    yield "ended", when(info.get("end_time"))
+    yield "description", info.get("description") or None
+    yield "labels", ", ".join(info.get("labels") or ()) or None
+    yield from failure_facts(experiment)
+    best = experiment.best_trial
+    if best is not None and best.best_metric is not None:
+        yield "best", f"trial {best.id}, {experiment.metric} {number(best.best_metric)}"
+        yield "best hparams", settings(best.hparams)
+    for warning in (*(info.get("config_warnings") or ()), *(info.get("remarks") or ())):
+        yield "warning", warning
+
+
+def _search(experiment: Experiment) -> str:
+    if not experiment.metric:
+        return "none; it is run by others"
+    best = "the smallest" if experiment.smaller_is_better else "the largest"
+    return f"{experiment.info.get('searcher_type')} by {experiment.metric}, {best} is best"
+
+
+def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]]:
+    """Yield the rungs of a search as rows; a search without any, or with a form of its own, has none."""
+    from det_core._json import str_to_nonfinite
+
+    best_of = min if experiment.smaller_is_better else max
+    for bracket in brackets if isinstance(brackets, list) else ():
+        for rung in bracket.get("rungs") or ():
+            entries = rung["entries"]
+            metrics = [float(str_to_nonfinite(entry["metric"])) for entry in entries if entry["metric"] is not None]
+            promoted = sum(entry.get("state") == "promoted" for entry in entries)
+            counts = (len(entries), promoted, rung["outstanding"])
+            yield (
+                bracket["bracket"],
+                rung["rung"],
+                rung["length"],
+                *counts,
+                number_or_dash(best_of(metrics, default=None)),
+            )
+
+
+@command.command()
+@experiment_argument
+@click.option("--follow", "-f", is_flag=True, help="Watch it until it ends, and print the best trial.")
+@json_option
+@on_master
+def logs(master: Master, experiment: int | str, follow: bool, as_json: bool) -> int:
+    """Print what the trials of an experiment have printed."""
+    from det_core.cli._follow import Tail, all_lines
+    from det_core.cli._views import print_line
+
+    found = find_experiment(master, experiment)
+    if follow and not as_json:
+        return watch(found)
+    if not follow:
+        for trial, line in all_lines(found):
+            print_line(trial, line, as_json=as_json)
+        return 0
+    tail = Tail(master, found)
+    while not tail.is_over:
+        for trial, line in tail.read():
+            print_line(trial, line, as_json=True)
+        if not tail.is_over:
+            tail.pause()
+    return 0
+
+
+@command.command(epilog=STATUSES)
+@experiments_argument
+@click.option("--timeout", type=Seconds(), metavar="SECONDS", help="Maximum wait.")
+@json_option
+@on_master
+def wait(master: Master, experiments: Sequence[int | str], timeout: float | None, as_json: bool) -> int:
+    """Wait until experiments have ended; the exit status is the greatest of theirs."""
+    from det_core.cli._views import exit_status, experiment_json, print_result, saving_trials
+
+    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    status = 0
+    views = []
+    for found in [find_experiment(master, name) for name in dict.fromkeys(experiments)]:
+        if saving := saving_trials(found):
+            note(f"experiment {found.id} is to {'pause' if found.state == 'PAUSED' else 'end'}: {saving}")
+        if found.state == "PAUSED":
+            note(f"experiment {found.id} is paused: it ends only after `activate`, `cancel` or `kill`")
+        try:
+            found.wait(None if timeout is None else max(deadline - time.monotonic(), 0.0))
+        except TimeoutError:
+            note(f"experiment {found.id} is still {found.state} after {timeout:g} s")
+            status = NOT_ENDED
+            break
+        if as_json:
+            views.append(experiment_json(found, result=True))
+        else:
+            print_result(found)
+        status = max(status, exit_status(found))
+    if as_json and views:
+        print_one_or_all(views, len(experiments) == 1)
+    return status
+
+
+def _steering(name: str, summary: str) -> None:
+    """Declare one of the commands that steer experiments."""
+
+    @command.command(name, help=summary, epilog=_STEER_EPILOG)
+    @experiments_argument
+    @json_option
+    @on_master
+    def steer(master: Master, experiments: Sequence[int | str], as_json: bool) -> int:
+        from det_core.cli._views import experiment_json
+        from det_core.errors import MasterError, MasterUnreachable
+
+        views = []
+        status = 0
+        for given in dict.fromkeys(experiments):
+            try:
+                found = find_experiment(master, given)
+                _steer(found, name, as_json)
+                views.append(experiment_json(found))
+            except MasterUnreachable:
+                raise
+            except MasterError as e:
+                error(str(e))
+                status = FAILED
+        if as_json and views:
+            print_one_or_all(views, len(experiments) == 1)
+        return status
+
+
+def _steer(experiment: Experiment, name: str, as_json: bool) -> None:
+    from det_core.cli._views import experiment_state, saving_trials
+    from det_core.errors import MasterError
+
+    ended = experiment.ended
+    if ended and name in ("cancel", "kill"):
+        note(f"experiment {experiment.id} had ended already")
+    try:
+        getattr(experiment, name)()
+    except MasterError as e:
+        if not ended:
+            raise
+        hint = command_for("experiment", "continue", experiment.id)
+        raise MasterError(f"{e}; to go on with it: {hint}", e.status) from None
+    if as_json:
+        return
+    say(f"experiment {experiment.id} ({experiment.name}): {experiment_state(experiment)}")
+    if saving := saving_trials(experiment):
+        note(saving)
+
+
+_steering("pause", "Have trials save and stop; `activate` resumes them.")
+_steering("activate", "Resume experiments after a pause.")
+_steering("cancel", "Have trials save and stop for good.")
+_steering("kill", "Kill trials for good, without letting them save.")
+
+
+@command.command("continue", epilog=_CONTINUE_EXAMPLES)
+@experiment_argument
+@click.option(
+    "--config",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Train a single trial to another length: searcher.max_length=N.",
+)
+@watch_option
+@json_option
+@on_master
+def continue_(master: Master, experiment: int | str, config: Sequence[str], follow: bool, as_json: bool) -> int:
+    """Continue an experiment that has ended."""
+    from det_core.cli._views import experiment_json
+
+    found = find_experiment(master, experiment).go_on(list(config))
+    if follow:
+        return watch(found, as_json)
+    if as_json:
+        print_json(experiment_json(found))
+    else:
+        say(f"experiment {found.id} ({found.name}): {found.state}")
+        note(f"to watch it: {command_for('experiment', 'logs', found.id, '-f')}")
+    return 0
+
+
+@command.command("download-checkpoint", epilog=_DOWNLOAD_EXAMPLES)
+@experiment_argument
+@click.argument("directory", metavar="DIR", shell_complete=complete_directories)
+@click.option(
+    "--trial", type=TRIAL, metavar="TRIAL", shell_complete=complete_trials, help="The newest one of this trial."
+)
+@click.option("--checkpoint", metavar="ID", help="The one with this ID, or the beginning of one.")
+@json_option
+@on_master
+def download_checkpoint(
+    master: Master, experiment: int | str, directory: str, trial: int | None, checkpoint: str | None, as_json: bool
+) -> None:
+    """Download a checkpoint of an experiment into the directory DIR."""
+    from det_core.cli.checkpoint import download_into
+    from det_core.client._fetched import opened
+
+    if trial is not None and checkpoint is not None:
+        raise click.UsageError("--trial and --checkpoint exclude each other: leave out one of them")
+    found = find_experiment(master, experiment)
+    with opened(found, checkpoint if trial is None else _newest_of(found, trial)) as chosen:
+        download_into(chosen, directory, as_json)
+
+
+def _newest_of(experiment: Experiment, trial: int) -> str:
+    from det_core.errors import CheckpointNotFound
+
+    for checkpoint in experiment.checkpoints():
+        if checkpoint["state"] == "COMPLETED" and checkpoint["training"].get("trialId") == trial:
+            return str(checkpoint["uuid"])
+    raise CheckpointNotFound(f"trial {trial} has no checkpoint in experiment {experiment.id}")
+
+
+@command.command()
+@experiments_argument
+@yes_option
+@json_option
+@on_master
+def delete(master: Master, experiments: Sequence[int | str], yes: bool, as_json: bool) -> None:
+    """Delete experiments: checkpoints, metrics, TensorBoard files and logs.
+
+    One that has not ended, or cannot be found, stops the command before anything is deleted.
+    """
+    from det_core.errors import UnknownToMaster
+
+    try:
+        found = list({e.id: e for e in (find_experiment(master, name) for name in experiments)}.values())
+    except UnknownToMaster as unknown:
+        raise Failure(f"{unknown}. Nothing was deleted") from None
+    if unended := [str(e.id) for e in found if not e.ended]:
+        raise Failure(f"experiment {', '.join(unended)} has not ended: cancel or kill it first. Nothing was deleted")
+    what = "this experiment" if len(found) == 1 else f"these {len(found)} experiments"
+    question = f"delete {what}, with checkpoints, metrics, TensorBoard files and logs?"
+    confirm([f"{e.id}  {e.state}  {e.name}" for e in found], question, yes)
+    for e in found:
+        e.delete()
+        if not as_json:
+            say(f"deleted experiment {e.id} ({e.name})")
+    if as_json:
+        print_json([e.id for e in found])

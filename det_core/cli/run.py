@@ -1,0 +1,132 @@
+"""``det-core run``: one script as a trial, without a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from det_core.cli._groups import Command, groups_with
+from det_core.cli._options import (
+    ABOUT_MASTERS,
+    COUNT,
+    SCRIPT_SETTINGS,
+    config_option,
+    json_option,
+    on_master,
+    script_argument,
+)
+from det_core.cli._output import CANCELED, FAILED, INVALID, Failure, error, note, print_json
+
+if TYPE_CHECKING:
+    from det_core.client import Experiment, Master
+
+_EXAMPLES = f"""\
+examples:
+  det-core run -- python train.py --lr 0.1
+  det-core run --slots 2 -- python -m det_core.launch.torch_distributed train.py
+  det-core run --name first-try --max-restarts 3 --detach -- python train.py
+
+The command runs in a copy of the current directory, without what .detignore names (patterns as in .gitignore), .git and
+virtual environments; what it prints is printed here, and its exit status is that of this command. Ctrl-C (or SIGTERM)
+stops watching, not the script. `python` is the Python that the master was started with.
+
+{ABOUT_MASTERS}"""
+
+
+def check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[str]) -> Sequence[str]:
+    """Refuse a command that cannot be meant, before a master is started for it."""
+    if ctx.resilient_parsing:
+        return script
+    if not script:
+        raise Failure(f"there is no command to run: {ctx.command_path} -- python train.py", INVALID)
+    first = script[0]
+    if "--" not in ctx.meta["words"] and "runs" in groups_with(ctx, first):
+        hint = f"det-core run -- {first}; or did you mean `det-core runs {first}`?"
+        raise Failure(f"to run the command {first!r}: {hint}", INVALID)
+    if first.endswith(".py") and shutil.which(first) is None:
+        hint = f"{ctx.command_path} -- python {first}"
+        raise Failure(f"{first} is not a command, but a script; to run it: {hint}", INVALID)
+    return script
+
+
+class ScriptCommand(Command):
+    """A command that takes another command; it sees whether that stands after ``--``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words as they were typed: click drops the ``--``."""
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command("run", cls=ScriptCommand, epilog=_EXAMPLES, context_settings=SCRIPT_SETTINGS)
+@click.option("--name", help="Name of the experiment (default: that of the script).")
+@click.option("--slots", type=COUNT, default=1, metavar="N", help="Slots (GPUs) of the script (default: 1).")
+@click.option("--max-restarts", type=COUNT, default=0, metavar="N", help="Restarts after failures (default: 0).")
+@config_option
+@click.option("--detach", "-d", is_flag=True, help="Do not watch it: print its number, and end.")
+@json_option
+@script_argument(check_script)
+@on_master
+def command(
+    master: Master,
+    name: str | None,
+    slots: int,
+    max_restarts: int,
+    config: Sequence[str],
+    detach: bool,
+    as_json: bool,
+    script: Sequence[str],
+) -> int:
+    """Run a command as the one trial of an experiment."""
+    from det_core.cli._follow import follow
+    from det_core.cli._views import experiment_json
+    from det_core.cli.experiment import print_created, submit
+
+    experiment = submit(master, script_config(name, slots, max_restarts, script), ".", list(config))
+    if experiment is None:
+        return INVALID
+    if detach:
+        print_created(experiment, as_json)
+        return 0
+    follow(experiment, quiet=as_json, raw=True)
+    if as_json:
+        print_json(experiment_json(experiment, result=True))
+    return _exit_status(experiment)
+
+
+def script_config(name: str | None, slots: int, max_restarts: int, script: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of an experiment that runs one command."""
+    scripts = [word for word in script if word.endswith((".py", ".sh"))]
+    return {
+        "name": name or os.path.basename((scripts or script)[0]),
+        "entrypoint": list(script),
+        "searcher": {"name": "single", "metric": "loss"},
+        "max_restarts": max_restarts,
+        "resources": {"slots_per_trial": slots},
+        "labels": ["det-core run"],
+    }
+
+
+def _exit_status(experiment: Experiment) -> int:
+    """Return the exit status of the script's last run, as a shell does: 128 and the signal that ended it."""
+    from det_core.cli._views import first_line
+
+    if experiment.state == "CANCELED":
+        note(f"experiment {experiment.id} was canceled")
+        return CANCELED
+    if experiment.state == "COMPLETED":
+        return 0
+    trials = experiment.trials()
+    trial = trials[-1].refresh() if trials else None  # trials in a list lack their exit statuses
+    cause = experiment.error
+    status = None
+    if trial is not None:
+        cause = trial.error or cause
+        status = trial.exit_status
+    why = f": {first_line(cause)}" if cause else ""
+    error(f"experiment {experiment.id} ended in {experiment.state}{why}")
+    return status or FAILED

@@ -1,0 +1,294 @@
+"""``det-core runs``: runs that were recorded here without a master."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from det_core.cli._groups import Group
+from det_core.cli._options import SHOWN, home_option, json_option, limit_of, limit_option, run_argument, yes_option
+from det_core.cli._output import (
+    confirm,
+    note,
+    note_rest,
+    number,
+    print_facts,
+    print_json,
+    print_table,
+    say,
+    when,
+)
+from det_core.cli.completion import complete_files, complete_runs
+
+if TYPE_CHECKING:
+    from det_core.client import Run
+    from det_core.journal import Row
+
+_EXPORT_EXAMPLES = """\
+examples:
+  det-core runs export latest --format csv > metrics.csv
+  det-core runs export latest --format jsonl --group validation | jq .metrics.accuracy
+  det-core runs export latest --format parquet --batches --output metrics.parquet
+
+Each step occurs once: rows that were reported again after a resume are left out without --superseded. csv and parquet
+have a column for each metric (nested ones with dots in their names); with --batches each batch is a line, numbered in
+the column `batch`. jsonl keeps each row as it was reported, numbers that are not finite as strings, with their paths in
+`nonfinite`."""
+
+
+@click.group("runs", cls=Group)
+def command() -> None:
+    """Look at runs that had no master. RUN is a run's ID, the beginning of one, or `latest`."""
+
+
+@command.command("list")
+@click.option("--name", help="Only runs of this name, or whose script has this file name.")
+@limit_option
+@json_option
+@home_option
+def list_runs(name: str | None, limit: int | None, as_json: bool, home: str | None) -> None:
+    """List runs, newest first."""
+    from det_core import client
+
+    runs = [r for r in client.runs(home) if name is None or name in (r.name, r.name.rsplit("/", 1)[-1])]
+    shown = runs[: limit_of(limit, as_json)]
+    if as_json:
+        fields = ("run_id", "name", "state", "created", "restarts")
+        print_json([{field: getattr(r, field) for field in fields} | {"path": str(r.path)} for r in shown])
+    elif runs:
+        rows = [(r.run_id, r.state, when(r.created), r.restarts, r.name) for r in shown]
+        print_table(("RUN", "STATE", "STARTED", "RESUMED", "NAME"), rows)
+        note_rest(len(runs) - len(shown), "runs")
+    else:
+        from det_core.client._find import home_of
+
+        note(f"no runs in {home_of(home)}")
+
+
+@command.command()
+@run_argument
+@json_option
+@home_option
+def show(run: str, as_json: bool, home: str | None) -> None:
+    """Show one run: state, metrics, checkpoints, how to resume it."""
+    from det_core import client
+
+    found = client.run(run, home)
+    counts = {group: found.record.count_and_last(group) for group in found.groups()}
+    last = {group: (count, row) for group, (count, row) in counts.items() if row is not None}
+    if as_json:
+        print_json(_as_json(found, last))
+        return
+    print_facts(_facts(found))
+    if last:
+        print("\nmetrics, the last of each group")
+        print_table(("GROUP", "ROWS", "STEP", "METRIC", "VALUE"), _metric_rows(last))
+    for group, (_, row) in last.items():
+        if row.conflicts:
+            names = ", ".join(row.conflicts)
+            note(
+                f"{group}, step {row.steps_completed}: ranks reported different values for {names}; "
+                "shown is the lowest rank's"
+            )
+    _print_checkpoints(found)
+
+
+def _as_json(run: Run, last: dict[str, tuple[int, Row]]) -> dict[str, Any]:
+    groups = {
+        group: {
+            "rows": count,
+            "last": {
+                "steps_completed": row.steps_completed,
+                "time": row.time,
+                "metrics": row.metrics,
+                "conflicts": list(row.conflicts),
+            },
+        }
+        for group, (count, row) in last.items()
+    }
+    fields = ("run_id", "name", "state", "status", "progress", "created", "restarts", "argv", "start", "detail",
+              "hparams", "config", "settings", "metadata", "storage")  # fmt: skip
+    return {field: getattr(run, field) for field in fields} | {
+        "path": str(run.path),
+        "resume": _resume_command(run),
+        "groups": groups,
+        "checkpoints": run.checkpoints(),
+        "torn_lines": run.record.torn_lines,
+    }
+
+
+def _resume_command(run: Run) -> str:
+    from det_core.core._run import how_to_resume
+
+    return how_to_resume(run.run_id, shlex.join(run.argv))
+
+
+def _facts(run: Run) -> list[tuple[str, object]]:
+    from det_core.client._table import spread
+
+    torn = run.record.torn_lines
+    resumed = {0: "never", 1: "once"}.get(max(run.restarts, 0), f"{run.restarts} times")
+    is_open = run.state not in ("running", "completed")
+    return [
+        ("run", run.run_id),
+        ("name", run.name),
+        ("state", _state(run)),
+        ("because", run.detail or None),
+        ("started", when(run.created)),
+        ("resumed", resumed),
+        ("folder", run.path),
+        *_start_facts(run),
+        ("status", run.status if run.state == "running" else None),
+        ("progress", None if run.progress is None else f"{run.progress:.0%}"),
+        *_settings(run, "hparams"),
+        *_settings(run, "config"),
+        *((f"metadata.{key}", number(value)) for key, value in spread(run.metadata).items()),
+        ("torn lines", f"{torn} (left by a crash or a full disk; skipped)" if torn else None),
+        ("to resume", _resume_command(run) if is_open else None),
+    ]
+
+
+def _state(run: Run) -> str:
+    from det_core.core._bare_run import cause_of_death
+
+    cause = cause_of_death(run.record) if run.state == "died" else ""
+    return f"{run.state} ({cause})" if cause else run.state
+
+
+def _start_facts(run: Run) -> Iterator[tuple[str, object]]:
+    """Yield how, where, and from which commit the run was started last, and its Slurm jobs."""
+    from det_core.slurm import chain_of_run
+
+    start = run.start
+    yield "command", shlex.join(run.argv) or None
+    yield "directory", start.get("cwd") or None
+    yield "host", start.get("host") or None
+    if git := start.get("git"):
+        yield "commit", f"{git.get('commit')}{', with changes' if git.get('dirty') else ''}"
+    if chain := chain_of_run(run.path):
+        jobs = ", ".join(dict.fromkeys(job.job for job in chain.jobs)) or "none has started"
+        yield "slurm", f"{chain.end or 'goes on'}; jobs: {jobs}"
+
+
+def _settings(run: Run, name: str) -> Iterator[tuple[str, object]]:
+    """Yield settings; of each restart apart where they differ, as each of these reported rows."""
+    from det_core._json import equal_json
+    from det_core.client._table import spread
+
+    of_restarts = [(f" (restart {restart})", settings) for restart, settings in run.record.settings(name).items()]
+    last = run.record.last_settings(name)
+    if all(equal_json(settings, last) for _, settings in of_restarts):
+        of_restarts = [("", last)]
+    for which, settings in of_restarts:
+        for key, value in spread(settings).items():
+            yield f"{name}.{key}{which}", number(value)
+        if which and not settings:
+            yield f"{name}{which}", "none"
+
+
+def _metric_rows(last: dict[str, tuple[int, Row]]) -> Iterator[tuple[object, ...]]:
+    from det_core.client._table import spread
+
+    for group, (count, row) in last.items():
+        head: tuple[object, ...] = (group, count, "-" if row.steps_completed is None else row.steps_completed)
+        for key, value in spread(row.metrics).items():
+            yield (*head, key, number(value))
+            head = ("", "", "")
+
+
+def _print_checkpoints(run: Run) -> None:
+    """Print a screenful of the run's checkpoints, the newest last."""
+    checkpoints = run.checkpoints()
+    if not checkpoints:
+        return
+    print(f"\ncheckpoints{f' in {run.storage}' if run.storage else ''}")
+    if len(checkpoints) > SHOWN:
+        print(f"({len(checkpoints) - SHOWN} older: det-core checkpoint list --run {run.run_id} --limit 0)")
+    rows = [(c.get("storage_id", "-"), _steps(c), when(c["time"]), c["restart"]) for c in checkpoints[-SHOWN:]]
+    print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
+
+
+def _steps(checkpoint: dict[str, Any]) -> object:
+    metadata = checkpoint.get("metadata")
+    steps = (metadata if isinstance(metadata, dict) else checkpoint).get("steps_completed")
+    return "-" if steps is None else steps
+
+
+@command.command(epilog=_EXPORT_EXAMPLES)
+@run_argument
+@click.option("--format", "-f", "kind", required=True, type=click.Choice(["csv", "jsonl", "parquet"]), help="Format.")
+@click.option("--group", "-g", help="One metric group (default: all).")
+@click.option("--output", "-o", metavar="FILE", shell_complete=complete_files, help="File to write (default: stdout).")
+@click.option("--batches", is_flag=True, help="Also batch metrics.")
+@click.option("--superseded", is_flag=True, help="Also rows that were reported again after a resume.")
+@home_option
+def export(
+    run: str,
+    kind: str,
+    group: str | None,
+    output: str | None,
+    batches: bool,
+    superseded: bool,
+    home: str | None,
+) -> None:
+    """Export a run's metrics as csv, jsonl or parquet."""
+    from det_core import client
+    from det_core.cli._export import Table, write
+
+    found = client.run(run, home)
+    if group is not None and group not in found.groups():
+        groups = ", ".join(found.groups()) or "none"
+        raise ValueError(f"run {found.run_id} has no group {group!r}; it has: {groups}")
+    table = Table(found, group, superseded, batches)
+    write(table, kind, output)
+    for key, steps in sorted(table.conflicts.items()):
+        first = min(steps, key=lambda place: (place[1], place[0] or 0))[0]
+        count = f"{len(steps)} step(s), first {first}"
+        note(f"ranks reported different values of {key} for {count}; the lowest rank's is kept")
+
+
+@command.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_runs)
+@yes_option
+@click.option("--folder-only", is_flag=True, help="Leave checkpoints and TensorBoard files in other storages.")
+@home_option
+def rm(runs: tuple[str, ...], yes: bool, folder_only: bool, home: str | None) -> None:
+    """Delete runs: metrics, checkpoints and TensorBoard files, in every storage.
+
+    One that still runs, or cannot be found, stops the command before anything is deleted.
+    """
+    from det_core import client
+    from det_core.errors import RunLocked
+
+    found = list({r.run_id: r for r in (client.run(name, home) for name in runs)}.values())
+    if live := [r.run_id for r in found if r.state == "running"]:
+        raise RunLocked(f"{', '.join(live)}: still running; stop it first. Nothing was deleted")
+    items = [f"{r.run_id}  {r.state}  {when(r.created)}  {r.name}" for r in found]
+    confirm(items, _question(found, folder_only), yes)
+    for r in found:
+        storages = [_option_of(storage) for storage in r.storages]  # read before the record is deleted
+        say(f"deleted {client.delete_run(r.run_id, home, folder_only=folder_only)}")
+        for storage in storages:
+            if folder_only:
+                seen = f"det-core checkpoint list --storage {shlex.quote(storage)} --run {r.run_id}"
+                note(f"its checkpoints and TensorBoard files stay in {storage}; to see them: {seen}")
+            else:
+                say(f"deleted its checkpoints and TensorBoard files in {storage}")
+
+
+def _question(runs: list[Run], folder_only: bool) -> str:
+    what = "this run" if len(runs) == 1 else f"these {len(runs)} runs"
+    if folder_only:
+        return f"delete {what}, with all that is in its folder?"
+    storages = sorted({_option_of(storage) for r in runs for storage in r.storages})
+    also = f", also those in {' and '.join(storages)}" if storages else ""
+    return f"delete {what}, with metrics, checkpoints and TensorBoard files{also}?"
+
+
+def _option_of(storage: Any) -> str:
+    """Return a storage as --storage takes it."""
+    return storage if isinstance(storage, str) else json.dumps(storage)
