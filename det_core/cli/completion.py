@@ -117,7 +117,7 @@ def _ask(options: dict[str, Any], ask: Callable[[Master], list[str]]) -> list[st
     address = locate(options.get("master"), home=options.get("home"))
     if address is None:
         return []
-    with Master(address, timeout=_TIMEOUT, attempts=1) as master:
+    with Master(address, timeout=0, idle_timeout=_TIMEOUT) as master:
         return ask(master)
 
 

@@ -170,7 +170,7 @@ def _ask(address: Address) -> dict[str, Any]:
     from det_core.client._answers import plain
     from det_core.client._master import Master
 
-    with Master(address, timeout=STATUS_TIMEOUT, attempts=2) as master:
+    with Master(address, timeout=0, idle_timeout=STATUS_TIMEOUT) as master:
         about = plain(master.get("master"))
         counts = {
             state: len(master.get("experiments", states=[f"STATE_{state.upper()}"])["experiments"])
@@ -228,7 +228,7 @@ def _is_busy(home: Path) -> bool:
     if address is None:
         return False
     try:
-        with Master(address, timeout=DOWN_TIMEOUT, attempts=1) as master:
+        with Master(address, timeout=0, idle_timeout=DOWN_TIMEOUT) as master:
             return bool(master.get("master").get("slotsInUse"))
     except MasterError:
         return True

@@ -68,7 +68,14 @@ def _sync(folder: Path, address: Address, as_json: bool) -> dict[str, Any]:
             advance(arrived - done)
             done = arrived
 
-        synced = sync_run(folder, address.url, address.token, cert_file=address.certificate, progress=on_progress)
+        synced = sync_run(
+            folder,
+            address.url,
+            address.token,
+            cert_file=address.certificate,
+            cert_name=address.certificate_name,
+            progress=on_progress,
+        )
     if not as_json:
         what = f"{synced.records} new record(s)" if synced.records else "nothing new"
         say(f"run {folder.name}: {what}, experiment {synced.experiment_id}, trial {synced.trial_id}")
