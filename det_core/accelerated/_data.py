@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import sys
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,6 @@ from det_core._training.data_order import EpochOrder, SeededDataset, length_of, 
 from det_core._training.devices import mover
 from det_core._training.loader_errors import forget_workers
 from det_core.accelerated.utils import epoch_seed
-from det_core.core import ResumableLoader
 
 logger = logging.getLogger("det_core.accelerated")
 
@@ -64,7 +64,7 @@ class EpochLoader:
     def __init__(
         self, loader: Any, *, seed: int, rank: int, size: int, even: bool, device: torch.device, shared: Any = None
     ) -> None:
-        if isinstance(loader, ResumableLoader):
+        if _is_resumable(loader):
             # Nobody would save its position, and its order hangs on the global generators, not on seed and epoch.
             loader = loader.loader
         self.loader = loader
@@ -187,6 +187,12 @@ class EpochLoader:
             yield batch
         if shared is not None:
             shared._remove_dataloader(self)
+
+
+def _is_resumable(loader: Any) -> bool:
+    """Return whether ``core.resumable()`` made a loader. A script without the core imports nothing of it."""
+    module = sys.modules.get("det_core.core._resumable")
+    return module is not None and isinstance(loader, module.ResumableLoader)
 
 
 def _sampler(loader: Any) -> Any:
