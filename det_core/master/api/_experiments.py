@@ -19,10 +19,9 @@ from det_core.master.api._show_experiment import (
     Experiment,
     ExperimentReply,
     ExperimentsReply,
-    Pagination,
 )
 from det_core.master.api._show_trial import Trial, TrialsReply
-from det_core.master.api._types import Body, ExperimentId, Id, Reply, Timestamp, answer, state_in
+from det_core.master.api._types import Body, ExperimentId, Id, Pagination, Reply, Timestamp, answer, state_in
 
 routes = Routes("experiments")
 
@@ -162,10 +161,21 @@ async def list_trials(
     experiment_id: ExperimentId,
     service: TheService,
     states: Annotated[list[str], Query()] = [],  # noqa: B006
+    sort_by: Annotated[str, Query(description="SORT_BY_BEST_VALIDATION_METRIC, or else by number")] = "SORT_BY_ID",
+    offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    limit: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
 ) -> Response:
-    """The trials of an experiment."""
-    views = await service.trials(experiment_id, states=[state_in(s) for s in states])
-    return answer(TrialsReply(trials=[Trial.of(v) for v in views]))
+    """The trials of an experiment that are in one of ``states``, by number or the best first. ``limit`` 0: all."""
+    views, total = await service.page_of_trials(
+        experiment_id,
+        states=[state_in(s) for s in states],
+        best_first=sort_by.removeprefix("SORT_BY_") == "BEST_VALIDATION_METRIC",
+        limit=limit or None,
+        offset=offset,
+    )
+    end = offset + len(views)
+    page = Pagination(offset=offset, limit=limit, start_index=min(offset, total), end_index=end, total=total)
+    return answer(TrialsReply(trials=[Trial.of(v) for v in views], pagination=page))
 
 
 @routes.trial.get(

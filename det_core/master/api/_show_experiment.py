@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from det_core.master.api._types import Reply, TimeOut, state_out
+from det_core.master.api._types import Pagination, Reply, TimeOut, state_out
 
 if TYPE_CHECKING:
     from det_core.master.service._views import ExperimentView
@@ -95,13 +95,6 @@ class ExperimentReply(Reply):
 
     experiment: Experiment
     config: dict[str, Any]
-
-
-class Pagination(Reply):
-    """Which part of a list this is."""
-
-    offset: int
-    limit: int
 
 
 class ExperimentsReply(Reply):

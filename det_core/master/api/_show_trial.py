@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from det_core.master.api._types import Int64Out, Reply, TimeOut, state_out
+from det_core.master.api._types import Int64Out, Pagination, Reply, TimeOut, state_out
 
 if TYPE_CHECKING:
     from det_core.master.service._views import MetricView, SearchView, TrialView, ValidationView
@@ -126,6 +126,7 @@ class TrialsReply(Reply):
     """The trials of an experiment."""
 
     trials: list[Trial]
+    pagination: Pagination
 
 
 class MetricRow(Reply):

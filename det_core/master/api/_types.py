@@ -42,6 +42,16 @@ class Reply(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, ser_json_inf_nan="strings")
 
 
+class Pagination(Reply):
+    """Part of a list that an answer has: the items from ``start_index`` to before ``end_index``, of ``total``."""
+
+    offset: int
+    limit: int
+    start_index: int | None = None
+    end_index: int | None = None
+    total: int | None = None
+
+
 class Empty(Reply):
     """``{}``: it is done."""
 

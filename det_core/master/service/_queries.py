@@ -77,8 +77,8 @@ async def find_trials(
     best_first: bool = False,
     limit: int | None = None,
     offset: int = 0,
-) -> list[TrialView]:
-    """Return trials of an experiment.
+) -> tuple[list[TrialView], int]:
+    """Return trials of an experiment, and how many match without ``limit`` and ``offset``.
 
     Args:
         hub: Parts of the service.
@@ -92,10 +92,10 @@ async def find_trials(
     live = _show_trials.snapshots(hub.live.experiments.get(experiment_id))
     order = validations.best_first(Experiment(row.config).smaller_is_better) if best_first else validations.BY_ID
 
-    def look(conn: Connection) -> list[TrialView]:
+    def look(conn: Connection) -> tuple[list[TrialView], int]:
         chosen = _show_trials.in_states(states, live)
         rows = trials.page(conn, experiment_id, chosen, order, limit=limit, offset=offset)
-        return list(_show_trials.show(conn, row, rows, live))
+        return list(_show_trials.show(conn, row, rows, live)), trials.count(conn, experiment_id, chosen)
 
     return await hub.store.read(look)
 

@@ -210,8 +210,17 @@ class Service:
         return await _queries.experiment(self._hub, experiment_id)
 
     async def trials(self, experiment_id: int, *, states: Sequence[str] = ()) -> list[TrialView]:
-        """The trials of an experiment, by their ids."""
-        return await _queries.find_trials(self._hub, experiment_id, states)
+        """Return the trials of an experiment by their IDs."""
+        views, _ = await _queries.find_trials(self._hub, experiment_id, states)
+        return views
+
+    async def page_of_trials(
+        self, experiment_id: int, *, states: Sequence[str], best_first: bool, limit: int | None, offset: int
+    ) -> tuple[list[TrialView], int]:
+        """Return some trials of an experiment, and how many match."""
+        return await _queries.find_trials(
+            self._hub, experiment_id, states, best_first=best_first, limit=limit, offset=offset
+        )
 
     async def trial(self, trial_id: int) -> TrialView:
         """One trial."""

@@ -38,6 +38,8 @@ STATES = {
 """What may be said of a trial -> what it is then."""
 _RECORDS = ("checkpoint", "checkpoint_deleted", "metadata")
 """Kinds of records that are applied, as their requests would be."""
+CLOCK_JUMP = 5.0
+"""Seconds by which the time of day and the monotonic clock may drift apart before that counts as a jump."""
 _RANKS = [State.PAUSED, State.CANCELED, State.ERROR, State.COMPLETED, State.ACTIVE]
 """An experiment is in the last of these that any of its trials is in."""
 
@@ -170,19 +172,32 @@ def _set(
 
 
 def _follow(conn: Connection, experiment_id: int) -> None:
-    """An experiment is as far as the most progressed of its trials."""
-    found = trials.of_experiment(conn, experiment_id)
-    state = max((State(t.state) for t in found), key=_RANKS.index, default=State.ACTIVE)
-    last = max((t.end_time for t in found if t.end_time is not None), default=None)
-    ended = (_clock.now() if last is None else last) if state.terminal else None
-    experiments.change(conn, experiment_id, state=state.value, end_time=ended)
+    """Set the state of an experiment to that of its furthest trial, and its end to that of the last one to end."""
+    ends = trials.ends_by_state(conn, experiment_id)
+    state = max(map(State, ends), key=_RANKS.index, default=State.ACTIVE)
+    end_time = None
+    if state.terminal:
+        end_time = max((end for end in ends.values() if end is not None), default=_clock.now())
+    experiments.change(conn, experiment_id, state=state.value, end_time=end_time)
 
 
 async def sweep(hub: Hub) -> None:
-    """Take trials for dead that have given no sign of life for long, again and again."""
+    """Bury trials that have given no sign of life for long, again and again.
+
+    A trial gets its whole timeout after the master's start and after a jump of the clock: while the master was down or
+    the machine slept, no sign of life could arrive.
+    """
+    timeout = hub.settings.unmanaged_timeout
+    since = _clock.now()
+    skew = since - _clock.monotonic()
     while True:
         await asyncio.sleep(hub.settings.sweep_interval)
-        await hub.store.write(lambda conn: bury(conn, _clock.now() - hub.settings.unmanaged_timeout))
+        now = _clock.now()
+        if abs(now - _clock.monotonic() - skew) > CLOCK_JUMP:
+            since = now
+            skew = now - _clock.monotonic()
+        if now - since >= timeout:
+            await hub.store.write(lambda conn: bury(conn, _clock.now() - timeout))
 
 
 def bury(conn: Connection, before: float) -> None:

@@ -189,6 +189,12 @@ def count(conn: Connection, experiment_id: int, chosen: ColumnElement[bool]) -> 
     return int(conn.execute(statement).scalar_one())
 
 
+def ends_by_state(conn: Connection, experiment_id: int) -> dict[str, float | None]:
+    """Return the states of an experiment's trials, each with the last end of those in it."""
+    statement = select(TRIALS.c.state, func.max(TRIALS.c.end_time)).where(TRIALS.c.experiment_id == experiment_id)
+    return {state: end for state, end in conn.execute(statement.group_by(TRIALS.c.state))}
+
+
 def in_states(conn: Connection, states: Sequence[str], *, unmanaged: bool | None = None) -> list[TrialRow]:
     """The trials of all experiments that are in one of ``states``, by id."""
     statement = select(TRIALS).where(TRIALS.c.state.in_(states)).order_by(TRIALS.c.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,5 +80,47 @@ def test_who_gives_no_sign_of_life_is_taken_for_dead(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
             assert (await b.service.trial(quiet))["state"] == "ERROR"
             assert (await b.service.trial(alive))["end_time"] is None
+
+    asyncio.run(main())
+
+
+def test_jump_of_the_clock_buries_no_trial_that_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0.0
+    monkeypatch.setattr("det_core._clock.now", lambda: time.time() + ahead)
+
+    async def main() -> None:
+        nonlocal ahead
+        async with bench(tmp_path, train, unmanaged_timeout=300, sweep_interval=0.01) as b:
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
+            trial = (await b.service.create_trial(number, {}))["id"]
+            ahead = 600.0  # the machine slept
+            await asyncio.sleep(0.5)
+            assert (await b.service.trial(trial))["state"] == "ACTIVE"
+
+    asyncio.run(main())
+
+
+def test_trials_are_paged_filtered_and_sorted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
+            ids = [(await b.service.create_trial(number, {}))["id"] for _ in range(5)]
+            for trial, loss in zip(ids[:4], [0.3, 0.1, 0.4, 0.2], strict=True):
+                await b.service.start_trial(trial, resume=False)
+                await b.service.report_metrics(trial, 1, "validation", 1, {"loss": loss})
+            await b.service.patch_trial(ids[0], state="COMPLETED")
+
+            async def page(
+                states: list[str], *, best_first: bool, limit: int | None, offset: int
+            ) -> tuple[list[int], int]:
+                views, total = await b.service.page_of_trials(
+                    number, states=states, best_first=best_first, limit=limit, offset=offset
+                )
+                return [view["id"] for view in views], total
+
+            assert await page([], best_first=False, limit=2, offset=1) == (ids[1:3], 5)
+            assert await page([], best_first=True, limit=4, offset=0) == ([ids[1], ids[3], ids[0], ids[2]], 5)
+            assert await page(["RUNNING"], best_first=True, limit=None, offset=1) == ([ids[3], ids[2]], 3)
+            assert await page(["ACTIVE", "COMPLETED"], best_first=False, limit=9, offset=0) == ([ids[0], ids[4]], 2)
 
     asyncio.run(main())
