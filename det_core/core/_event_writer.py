@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from det_core._forks import ForkGuard
 from det_core._optional import install_command
 from det_core.journal import Cursor, Line
 
@@ -82,11 +83,11 @@ class EventWriter:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._pid = os.getpid()
+        _writers.add(self)
 
     def start(self) -> None:
-        """Start the thread. Does nothing after :meth:`close`, and in a forked child, whose parent owns the file."""
-        if self._thread is not None or self._closing or self._pid != os.getpid():
+        """Start the thread. Does nothing after :meth:`close`, and in a forked child."""
+        if self._thread is not None or self._closing:
             return
         with self._starting:
             if self._thread is None and is_installed():
@@ -116,7 +117,7 @@ class EventWriter:
     def flush(self) -> None:
         """Wait until new points are written, as far as the disk takes them; 5 seconds at most."""
         self._start_if_unwritten()
-        if self._thread is not None and not self._closing and self._pid == os.getpid():
+        if self._thread is not None and not self._closing:
             done = threading.Event()
             self._flush_requests.append(done)
             self._wake.set()
@@ -131,7 +132,7 @@ class EventWriter:
         """
         self._start_if_unwritten()
         self._closing = True
-        if self._thread is None or self._pid != os.getpid():
+        if self._thread is None:
             return True
         self._wake.set()
         self._thread.join(FLUSH_TIMEOUT)
@@ -149,10 +150,15 @@ class EventWriter:
             )
         return in_time
 
+    def close_in_child(self) -> None:
+        """Leave the file to the parent, as its thread does not run in a forked child."""
+        self._closing = True
+        self._thread = None
+
     def _put(self, steps: int, values: list[tuple[str, Scalar]]) -> None:
         if self._thread is None:
             self.start()
-        if self._closing or self._pid != os.getpid():
+        if self._closing:
             return
         if len(self._points) < MAX_QUEUED_CALLS:
             self._points.append((time.time(), steps, values))
@@ -163,7 +169,9 @@ class EventWriter:
 
     def _start_if_unwritten(self) -> None:
         """Start the thread if nothing was reported here, but earlier processes have left rows."""
-        if self._thread is None and any(session.has_rows() for session in self._sessions[:-1]):
+        if self._closing or self._thread is not None:
+            return
+        if any(session.has_rows() for session in self._sessions[:-1]):
             self.start()
 
     def _run(self) -> None:
@@ -404,3 +412,7 @@ def _device_copy(torch: Any, value: Any) -> Callable[[], float]:
         return float(copy)
 
     return wait
+
+
+# A forked child has no such thread, and would wait for one.
+_writers = ForkGuard(EventWriter.close_in_child)
