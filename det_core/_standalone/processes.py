@@ -155,14 +155,16 @@ def end_descendants(linger: float = 0.0) -> None:
         pause = min(2 * pause, 0.05)
 
 
-def descendants() -> set[int]:
-    """Return the IDs of all descendants of this process."""
+def descendants(roots: Iterable[int] | None = None) -> set[int]:
+    """Return the IDs of all descendants of processes; by default, of this one."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := _stat(int(name))):
             children.setdefault(int(fields[1]), []).append(int(name))
     found: set[int] = set()
     pending = [os.getpid()]
+    if roots is not None:
+        pending = list(roots)
     while pending:
         below = [pid for pid in children.get(pending.pop(), ()) if pid not in found]
         found.update(below)

@@ -24,8 +24,8 @@ from typing import Any
 import requests
 
 from det_core import client
+from det_core._standalone.processes import start_time
 from det_core.errors import MasterError
-from det_core.master.engines._supervisor._tree import start_time
 from support import chaos_checks, schema
 from support.leftovers import processes_of
 from support.master_records import RecordReader, parse_answer
@@ -166,7 +166,7 @@ class Machine:
         return found
 
     def those(self, *names: str) -> list[Process]:
-        """Return the live processes of allocations in these roles: ``script``, ``worker``, ``guardian``."""
+        """Return the live processes of allocations in these roles: ``script``, ``supervisor``."""
         found = []
         for path in sorted((self.home / "master" / "allocations").glob("*/processes")):
             with contextlib.suppress(OSError, ValueError):
@@ -279,9 +279,8 @@ def trial(m: Machine, number: int) -> bool:
 
 
 def supervisor(m: Machine, number: int) -> bool:
-    """Kill one or both processes of a supervisor."""
-    parts = m.chance.choice([("worker",), ("guardian",), ("worker", "guardian")])
-    return any([process.send(signal.SIGKILL) for process in m.those(*parts)])
+    """Kill supervisors."""
+    return any([process.send(signal.SIGKILL) for process in m.those("supervisor")])
 
 
 def master(m: Machine, number: int) -> bool:

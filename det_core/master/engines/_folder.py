@@ -6,15 +6,15 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from det_core._standalone.files import write_atomic
 from det_core.master.engines._protocol import LaunchSpec
-from det_core.master.engines._supervisor._end import EXIT, PROCESSES, write_end
+from det_core.master.engines._supervisor._program import EXIT, take_room, write_exit
 
 _PARTS = ("info", "work", "journal", "stage")
 
@@ -42,6 +42,7 @@ class AllocationFolder:
         self.path.mkdir(mode=0o700)
         for part in _PARTS:
             (self.path / part).mkdir()
+        take_room(str(self.path))
         known = {**asdict(spec), "context": str(spec.context) if spec.context else None, "place": place}
         (self.path / "spec.json").write_text(json.dumps(known, default=str))
 
@@ -69,7 +70,7 @@ class AllocationFolder:
 
     def processes(self) -> dict[str, Any]:
         """Who runs it, as the supervisor wrote it; empty before that."""
-        return _read(self.path / PROCESSES)
+        return _read(self.path / "processes")
 
     def exit(self) -> dict[str, Any] | None:
         """How it ended, once that is written."""
@@ -77,7 +78,7 @@ class AllocationFolder:
 
     def write_exit(self, **facts: object) -> None:
         """Write how it ended, where no supervisor could."""
-        write_end(str(self.path), {"status": None, "signal": None, "killed": False, **facts})
+        write_exit(str(self.path), {"status": None, "signal": None, "killed": False, **facts})
 
     @contextmanager
     def lock(self) -> Iterator[int]:
@@ -104,26 +105,17 @@ class AllocationFolder:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    @contextmanager
-    def control(self) -> Iterator[int]:
-        """The socket on which the supervisor is told things; made here, so that it hears also what is said early."""
-        with self._near("control") as path, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
-            server.bind(path)
-            fd = _high(server.detach())
-            try:
-                yield fd
-            finally:
-                os.close(fd)
+    def order_kill(self, seconds: float) -> None:
+        """Order the supervisor to end the allocation in this many seconds; an earlier deadline stands.
 
-    def tell(self, message: str) -> bool:
-        """Say something to the supervisor; False if none hears."""
-        try:
-            with self._near("control") as path, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
-                client.setblocking(False)
-                client.sendto(message.encode(), path)
-        except OSError:
-            return False
-        return True
+        Raises:
+            OSError: If the order cannot be written.
+        """
+        order = self.path / "kill"
+        number = 0
+        with suppress(OSError, ValueError, IndexError):
+            number = int(order.read_text().split()[0])
+        write_atomic(order, f"{number + 1} {max(seconds, 0.0):.3f}\n".encode(), durable=False)
 
     def remove(self) -> None:
         """Delete the folder."""
@@ -133,15 +125,6 @@ class AllocationFolder:
                 with suppress(OSError):
                     os.chmod(folder, 0o700)
             shutil.rmtree(self.path)
-
-    @contextmanager
-    def _near(self, name: str) -> Iterator[str]:
-        """A short path of a file in the folder: a socket's may have 107 bytes."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield f"/proc/self/fd/{fd}/{name}"
-        finally:
-            os.close(fd)
 
 
 def _high(fd: int) -> int:

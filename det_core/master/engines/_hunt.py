@@ -1,4 +1,4 @@
-"""Ending the processes of an allocation whose supervisor was killed, guardian and all.
+"""Ending the processes of an allocation whose supervisor was killed.
 
 They are known by a variable that they were born with, by their session, or by descent from one that is.
 """
@@ -10,9 +10,9 @@ import signal
 import time
 from pathlib import Path
 
+from det_core._standalone.processes import descendants, send, start_time
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._supervisor._end import boot
-from det_core.master.engines._supervisor._tree import below, processes, send, session, start_time
+from det_core.master.engines._supervisor._program import boot_id
 
 _PATIENCE = 10.0
 
@@ -33,31 +33,30 @@ def hunt(folder: AllocationFolder) -> int:
     return len(killed)
 
 
-def kill_recorded(folder: AllocationFolder, name: str) -> bool:
-    """Kill the guardian or the worker of an allocation, if it still is the process that was written down."""
+def kill_supervisor(folder: AllocationFolder) -> None:
+    """Kill the supervisor of an allocation, if it still is the process that was written down."""
     known = folder.processes()
-    pid, started = known.get(name, (0, None))
-    if not pid or known.get("boot") != boot() or start_time(pid) != started:
-        return False
-    send(pid, signal.SIGCONT)
-    return send(pid, signal.SIGKILL)
+    pid, started = known.get("supervisor", (0, None))
+    if pid and known.get("boot") == boot_id() and start_time(pid) == started:
+        send(pid, signal.SIGCONT)
+        send(pid, signal.SIGKILL)
 
 
 def _left(folder: AllocationFolder) -> set[int]:
     mark = f"DET_CORE_INFO_DIR={folder.path / 'info'}".encode()
     known = folder.processes()
     script, started = known.get("script", (0, None))
-    same = known.get("boot") == boot() and start_time(script) in (None, started)
-    parents = processes()
-    ours = {pid for pid in parents if _is_ours(pid, mark, script if same else 0)}
-    found = ours | below(ours, parents)
+    same = known.get("boot") == boot_id() and start_time(script) in (None, started)
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    ours = {pid for pid in pids if _is_ours(pid, mark, script if same else 0)}
+    found = ours | descendants(ours)
     return {pid for pid in found if pid != os.getpid() and start_time(pid) is not None}
 
 
 def _is_ours(pid: int, mark: bytes, of_session: int) -> bool:
-    if of_session and session(pid) == of_session:
-        return True
     try:
+        if of_session and os.getsid(pid) == of_session:
+            return True
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False

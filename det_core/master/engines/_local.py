@@ -84,7 +84,7 @@ class LocalEngine:
                 folder.write_exit(killed=True, started=False, lost=False, error="it was killed before it began")
             else:
                 watch.pid = await asyncio.to_thread(_spawn, folder, appear=self._appear)
-                watch.remind()
+                watch.order()
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
             watch.refused = f"it cannot be started: {e}"
@@ -190,7 +190,7 @@ def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
     errors = folder.path / "supervisor.log"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     arguments = _supervisor.command(str(folder.path), appear=appear)
-    with folder.lock() as lock, folder.control() as control:
+    with folder.lock() as lock:
         return os.posix_spawn(
             arguments[0],
             arguments,
@@ -198,7 +198,6 @@ def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
             setsid=True,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, lock, _supervisor.LOCK),
-                (os.POSIX_SPAWN_DUP2, control, _supervisor.CONTROL),
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(errors), flags, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),

@@ -10,19 +10,19 @@ from contextlib import suppress
 
 from det_core import _clock
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._hunt import hunt, kill_recorded
+from det_core.master.engines._hunt import hunt, kill_supervisor
 from det_core.master.engines._journals import left
+from det_core.master.engines._log_reader import LogReader
 from det_core.master.engines._protocol import ExitReport, Listener
 from det_core.master.engines._report import report
-from det_core.master.engines._supervisor._worker import PATIENCE
-from det_core.master.engines._tail import LogTail
+from det_core.master.engines._supervisor._program import GRACE_PERIOD
 
 logger = logging.getLogger("det_core")
 LOOK = 0.2
 """Seconds between two looks at the log."""
 RETRY = 1.0
-OVERDUE = PATIENCE + 8.0
-"""Seconds after which a supervisor that was told to end is itself killed."""
+OVERDUE = GRACE_PERIOD + 8.0
+"""Seconds after which a supervisor that was ordered to end is itself killed."""
 
 
 class Watch:
@@ -45,7 +45,7 @@ class Watch:
         self.pid: int | None = None
         self.refused: str | None = None
         self.over: ExitReport | None = None
-        self._tail = LogTail(folder.log, mark)
+        self._log = LogReader(folder.log, mark)
         self._asked_at: float | None = None
 
     @property
@@ -57,12 +57,15 @@ class Watch:
         """Have it killed in ``grace`` seconds."""
         at = _clock.monotonic() + grace
         self._asked_at = at if self._asked_at is None else min(at, self._asked_at)
-        self.folder.tell(f"kill {grace:.3f}")
+        self.order()
 
-    def remind(self) -> None:
-        """Tell its supervisor, now that there is one, what it was to be told before."""
-        if self._asked_at is not None:
-            self.folder.tell(f"kill {max(self._asked_at - _clock.monotonic(), 0.0):.3f}")
+    def order(self) -> None:
+        """Write the order to end, if there is one, into its folder, if there is one."""
+        if self._asked_at is not None and self.folder.path.is_dir():
+            try:
+                self.folder.order_kill(self._asked_at - _clock.monotonic())
+            except OSError as e:  # a full disk: it is killed when it is overdue
+                logger.warning("allocation %s: cannot write the order to end: %s", self.allocation_id, e)
 
     async def run(self, listener: Listener) -> ExitReport:
         """Carry its output to ``listener`` until it has ended, and everything was handed over."""
@@ -72,9 +75,6 @@ class Watch:
         if self.folder.exit() is None and (count := await asyncio.to_thread(hunt, self.folder)):
             logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
         await self._carry(listener)
-        rest, mark = self._tail.finish(), self._tail.mark
-        if rest:
-            await self._hand(lambda: listener.logs(self.allocation_id, rest, mark))
         for restart, rank, records in left(self.folder):
             args = (self.allocation_id, rank, records, restart)
             await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
@@ -90,7 +90,7 @@ class Watch:
 
     async def _while_it_lives(self, listener: Listener) -> None:
         ended = asyncio.Event()
-        known = self.folder.processes().get("guardian", (0, None))[0]
+        known = self.folder.processes().get("supervisor", (0, None))[0]
         fd = _watched(self.pid or known)
         loop, pause = asyncio.get_running_loop(), 0.005
         if fd is not None:
@@ -99,7 +99,7 @@ class Watch:
             while self.folder.is_live:
                 await self._carry(listener)
                 self._insist()
-                if ended.is_set():  # the guardian: the worker ends a moment before it, or goes on alone
+                if ended.is_set():  # what it was about to start may hold the lock for a moment
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, LOOK)
                 else:
@@ -114,8 +114,8 @@ class Watch:
     async def _carry(self, listener: Listener) -> None:
         more = True
         while more:
-            lines, more = self._tail.read()
-            mark = self._tail.mark
+            lines, more = self._log.read()
+            mark = self._log.mark
             if lines:
                 await self._hand(lambda lines=lines, mark=mark: listener.logs(self.allocation_id, lines, mark))  # type: ignore[misc]
 
@@ -130,12 +130,11 @@ class Watch:
             await asyncio.sleep(RETRY)
 
     def _insist(self) -> None:
-        """Kill a supervisor that was told to end and does not: stopped, or stuck."""
+        """Kill a supervisor that was ordered to end and does not: stopped, or stuck."""
         if self._asked_at is None or _clock.monotonic() < self._asked_at + OVERDUE:
             return
         self._asked_at = _clock.monotonic()
-        if not kill_recorded(self.folder, "worker"):
-            kill_recorded(self.folder, "guardian")
+        kill_supervisor(self.folder)
 
     def _reap(self) -> None:
         """Collect the supervisor."""

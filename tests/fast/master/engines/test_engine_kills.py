@@ -23,7 +23,7 @@ SCRIPT = (
     "(setsid sleep 1000 & echo $! >> {pids}); echo $$ >> {pids};"
     f"i=0; while [ $i -lt {COUNT} ]; do i=$((i+1)); echo line $i; [ $((i % 10)) = 0 ] && sleep 0.03; done; exit 3"
 )
-VICTIMS = ("worker", "guardian", "both", "script", "driver", "driver", "driver and worker", "all")
+VICTIMS = ("supervisor", "supervisor", "script", "driver", "driver", "driver and supervisor", "all")
 ALLOCATIONS = 5
 
 
@@ -61,13 +61,11 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 def kill(folder: AllocationFolder, victim: str) -> None:
     """Kill processes of an allocation, if they are there by now."""
     wanted = {
-        "worker": ["worker"],
-        "guardian": ["guardian"],
-        "both": ["guardian", "worker"],
+        "supervisor": ["supervisor"],
         "script": ["script"],
         "driver": [],
-        "driver and worker": ["worker"],
-        "all": ["guardian", "worker", "script"],
+        "driver and supervisor": ["supervisor"],
+        "all": ["supervisor", "script"],
     }[victim]
     known = folder.processes()
     if folder.is_live or victim == "script":

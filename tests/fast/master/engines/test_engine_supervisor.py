@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from det_core.master.engines import _watch
 from det_core.master.engines._folder import AllocationFolder
+from support.disks import fill, small_disk
 from support.engine_suite import FOREVER, Bench, alive, key, numbers, spec, until
 from support.engines import Local, run, texts
 from support.processes import suspend
@@ -43,11 +43,8 @@ LEAVES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("victims", "watched"),
-    [(["worker"], True), (["guardian", "worker"], True), (["worker"], False), (["worker", "guardian"], False)],
-)
-def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, victims: list[str], watched: bool) -> None:
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, watched: bool) -> None:
     pids = tmp_path / "pids"
 
     async def kill(bench: Bench) -> None:
@@ -55,8 +52,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, victims: lis
         await until(lambda: len(numbers(pids)) == 4)
         if not watched:
             await bench.engine.close()
-        for victim in victims:
-            os.kill(found[victim], signal.SIGKILL)
+        os.kill(found["supervisor"], signal.SIGKILL)
 
     async def check(bench: Bench) -> None:
         exit = await bench.end_of("a")
@@ -77,32 +73,13 @@ def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, victims: lis
     run(work())
 
 
-def test_the_worker_goes_on_without_its_guardian(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            script = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo end; exit 3"
-            found = await running(bench, tmp_path, script)
-            os.kill(found["guardian"], signal.SIGKILL)
-            await asyncio.sleep(0.3)
-            (tmp_path / "go").touch()
-            exit = await bench.end_of("a")
-            assert (exit.status, exit.lost) == (3, False)
-            assert texts(bench, key("a")) == ["ready", "end"]
-
-    run(work())
-
-
-@pytest.mark.parametrize("stopped", ["worker", "both"])
-def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: str
-) -> None:
+def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_watch, "OVERDUE", 0.5)
 
     async def work() -> None:
         async with Local().bench(tmp_path) as bench:
             found = await running(bench, tmp_path)
-            for name in ("guardian", "worker") if stopped == "both" else ("worker",):
-                suspend(found[name])
+            suspend(found["supervisor"])
             await bench.engine.kill(key("a"))
             exit = await bench.end_of("a")
             assert exit.killed and not exit.lost
@@ -116,8 +93,7 @@ def test_signals_to_the_supervisor_do_not_end_it(tmp_path: Path) -> None:
         async with Local().bench(tmp_path) as bench:
             found = await running(bench, tmp_path, f"echo ready; trap 'echo got it; exit 9' TERM; {FOREVER}")
             for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                os.kill(found["guardian"], signum)
-                os.kill(found["worker"], signum)
+                os.kill(found["supervisor"], signum)
             await asyncio.sleep(0.2)
             await bench.engine.kill(key("a"))  # the script gets SIGTERM first, and its trap works
             exit = await bench.end_of("a")
@@ -221,12 +197,29 @@ def test_what_cannot_be_written_is_told_as_an_end(tmp_path: Path) -> None:
     run(work())
 
 
-def test_the_supervisor_costs_little_to_start(tmp_path: Path) -> None:
+def test_the_supervisor_costs_little_to_start() -> None:
     """No bound on time here; that is what ``benchmarks/`` are for. What it may import is bounded."""
-    code = "import sys; sys.path.append(sys.argv[1]); import _supervisor._main; print(*sys.modules)"
     from det_core.master.engines import _supervisor
 
-    here = str(Path(_supervisor.__file__).parent.parent)
-    answer = subprocess.run([sys.executable, "-I", "-S", "-c", code, here], capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in answer.stdout.split()}
-    assert loaded.isdisjoint({"det_core", "asyncio", "socket", "subprocess", "threading", "logging", "pathlib", "site"})
+    *python, program, here, root, _, _ = _supervisor.command("folder", appear=False)
+    program = program.replace("main(*sys.argv[3:])", "print(*sys.modules)")
+    answer = subprocess.run([*python, program, here, root], capture_output=True, text=True, check=True)
+    loaded = set(answer.stdout.split())
+    assert loaded.isdisjoint({"asyncio", "socket", "logging", "pathlib", "site"})
+    assert {name for name in loaded if name.startswith("det_core.")} == {
+        f"det_core._standalone{name}" for name in ("", ".files", ".processes")
+    }
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_no_end_from_being_known(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            await bench.engine.launch(spec("a", f"echo ready; while [ ! -e {tmp_path}/full ]; do sleep 0.02; done"))
+            await bench.line_of("a", "ready")
+            fill(tmp_path / "home")
+            (tmp_path / "full").touch()
+            exit = await bench.end_of("a")
+            assert (exit.status, exit.lost) == (0, False)
+
+    with small_disk(tmp_path / "home", "2m"):
+        run(work())

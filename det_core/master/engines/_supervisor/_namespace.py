@@ -6,11 +6,22 @@ with a ``/run`` that has everything that is in ``/run``, and ``determined/info``
 
 from __future__ import annotations
 
+import ctypes
 import os
 
-from ._linux import BIND, DOWNSTREAM, MOVE, NEW_NAMESPACE, NEW_USERS, NO_DEVICES, NO_SUID, RECURSIVE, mount, unshare
-
-RUN, OURS = "/run", "determined"
+RUN = "/run"
+OURS = "determined"
+# <linux/sched.h>
+_NEW_NAMESPACE = 0x00020000
+_NEW_USERS = 0x10000000
+# <linux/mount.h>
+_NO_SUID = 2
+_NO_DEVICES = 4
+_BIND = 4096
+_MOVE = 8192
+_RECURSIVE = 16384
+_DOWNSTREAM = 1 << 19
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def appear(info: str, work: str, stage: str) -> None:
@@ -29,24 +40,24 @@ def appear(info: str, work: str, stage: str) -> None:
     if os.path.realpath(stage).startswith(RUN + "/"):
         raise OSError(f"{stage} is in {RUN}")
     _leave()
-    mount("none", "/", "", RECURSIVE | DOWNSTREAM)
-    mount("tmpfs", stage, "tmpfs", NO_SUID | NO_DEVICES, "mode=755,size=64m")
+    _mount("none", "/", "", _RECURSIVE | _DOWNSTREAM)
+    _mount("tmpfs", stage, "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755,size=64m")
     for entry in os.scandir(RUN):
         if entry.name != OURS:
             _repeat(entry, os.path.join(stage, entry.name))
     here = os.path.join(stage, OURS)
     os.makedirs(os.path.join(here, "info"))
-    mount(info, os.path.join(here, "info"), "", BIND)
+    _mount(info, os.path.join(here, "info"), "", _BIND)
     os.symlink(work, os.path.join(here, "workdir"))
-    mount(stage, RUN, "", MOVE)
+    _mount(stage, RUN, "", _MOVE)
 
 
 def _leave() -> None:
     user, group = os.getuid(), os.getgid()
     try:
-        unshare(NEW_NAMESPACE)
+        _unshare(_NEW_NAMESPACE)
     except PermissionError:
-        unshare(NEW_USERS | NEW_NAMESPACE)
+        _unshare(_NEW_USERS | _NEW_NAMESPACE)
         _write("/proc/self/uid_map", f"{user} {user} 1")
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/gid_map", f"{group} {group} 1")
@@ -70,6 +81,22 @@ def _repeat(entry: os.DirEntry[str], target: str) -> None:
     else:
         os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC))
     try:
-        mount(entry.path, target, "", BIND | RECURSIVE)
+        _mount(entry.path, target, "", _BIND | _RECURSIVE)
     except FileNotFoundError:  # it was there a moment ago
         (os.rmdir if os.path.isdir(target) else os.unlink)(target)
+
+
+def _unshare(flags: int) -> None:
+    """Leave the namespaces that ``flags`` name for new ones; os.unshare() is in Python 3.12 only."""
+    _check(_LIBC.unshare(flags), "unshare")
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    words = [os.fsencode(word) for word in (source, target, kind)]
+    _check(_LIBC.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
+
+
+def _check(answer: int, call: str) -> None:
+    if answer != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{call}: {os.strerror(error)}")
