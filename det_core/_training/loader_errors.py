@@ -83,7 +83,7 @@ class LoaderBatches(Iterator[Any]):
 
     def _check(self, error: Exception) -> None:
         """Raise an error of the loader, unless it should be reopened."""
-        if self._preempt is None or self._failed_at == self._drawn or not comes_with_stop(error, self._preempt):
+        if self._preempt is None or self._failed_at == self._drawn or not is_caused_by_stop(error, self._preempt):
             self._on_error(error)
             raise error
         self._failed_at = self._drawn
@@ -98,7 +98,7 @@ def forget_workers(loader: Any) -> None:
         loader._iterator = None
 
 
-def comes_with_stop(error: Exception, preempt: StopRequests) -> bool:
+def is_caused_by_stop(error: Exception, preempt: StopRequests) -> bool:
     """Return whether a loader's error comes with a stop; wait up to a second for the stop if a worker has died."""
     # EOFError and ConnectionError: a child of forkserver or spawn died before it had read its task.
     may_be_signal = is_worker_loss(error) or isinstance(error, EOFError | ConnectionError)

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from det_core._notices import write_quietly
-from det_core.accelerated._events import CallbackHandler, Stops, StopTrainingError
+from det_core.accelerated._events import CallbackHandler, PendingStop, StopTrainingError
 from det_core.accelerated._strategy import Strategy, nested
 from det_core.accelerated.run_config import TrainerRunConfig
 from det_core.accelerated.tracking import LossTracker, RunHistory
 from det_core.accelerated.utils import remove_padding
+
+TRAINED = 1
+EVALUATED = 2
 
 
 @dataclass
@@ -26,7 +29,7 @@ class Position:
     epoch: int = 0
     batch: int = 0
     part: int = 0
-    """Completed parts of the current epoch: 1 after training, 2 after evaluation."""
+    """Completed part of the current epoch: 0, or :data:`TRAINED` or :data:`EVALUATED`."""
     updates: int = 0
     """Optimizer updates, including those before a resume."""
     base: int = 0
@@ -46,7 +49,7 @@ class Run(Position):
     checkpoint_every: int | str | None = "epoch"
 
     is_begun: bool = False
-    """True once the checkpoint to start from was looked for."""
+    """Whether the checkpoint to start from was looked for."""
     accumulation: int = 1
     group: int = 0
     """Micro-batches in the current accumulation group; 0 outside of a managed epoch."""
@@ -58,17 +61,17 @@ class Run(Position):
 
     in_epoch: bool = False
     in_step: bool = False
-    """True between the first batch of an accumulation group and its update."""
+    """Whether it is between the first batch of an accumulation group and its update."""
     after_update: list[Callable[[], None]] = field(default_factory=list)
-    ended: bool = False
-    """True if the limit of updates or the search has ended the training."""
-    left: bool = False
-    """True if the run leaves within an epoch, to be resumed there."""
+    has_ended: bool = False
+    """Whether the limit of updates or the search has ended the training."""
+    is_leaving: bool = False
+    """Whether the run stops within an epoch, to be resumed there."""
     stopped: StopTrainingError | None = None
     """Stop that ended the run, or None."""
 
 
-class Session(Stops):
+class Session(PendingStop):
     """Internal state of a Trainer in one object, so that subclasses can use any attribute name.
 
     Args:
@@ -100,14 +103,14 @@ class Session(Stops):
         self.step_end: Callable[..., None] | None = None
         self.on_update: Callable[..., None] | None = None
         self.is_loaded = False
-        """True if a training state is loaded, from which the next run continues."""
+        """Whether a training state is loaded, from which the next run continues."""
         self.warned: set[str] = set()
         """Owners of states left out of checkpoints with a warning."""
         self.is_open = False
-        """True while a run is prepared or running."""
+        """Whether a run is being prepared or runs."""
 
     def after_update(self, call: Callable[[], None]) -> None:
-        """Call something between the update under way and the next batch; outside of a training epoch, at once."""
+        """Call a function between the current update and the next batch; outside of a training epoch, at once."""
         if self.run.in_step:
             self.run.after_update.append(call)
         else:
@@ -120,13 +123,13 @@ class Session(Stops):
 
     def move_metrics(self) -> None:
         """Move the modules in ``metrics=`` and ``train_metrics=`` with their states to the device."""
-        for metric in (*named(self.metrics).values(), *named(self.train_metrics).values()):
+        for metric in (*by_name(self.metrics).values(), *by_name(self.train_metrics).values()):
             if isinstance(metric, nn.Module):
                 metric.to(self.strategy.device)
 
 
-class Extra:
-    """A property for users that a subclass may replace by assignment; internal code does not read it."""
+class ReplaceableProperty:
+    """Property for users that a subclass may replace by assignment; internal code does not read it."""
 
     def __init__(self, doc: str, read: Callable[[Any], Any]) -> None:
         self.__doc__ = doc
@@ -159,18 +162,22 @@ class TrainerBase:
     _eval_dataloader: Any = None
     _det_core: Session
 
-    preempted = Extra(
+    preempted = ReplaceableProperty(
         "Whether the last training was saved and left, to be resumed later.", lambda t: t._det_core.preempted
     )
-    batch_loss = Extra(
+    batch_loss = ReplaceableProperty(
         "The loss of the last batch: a number on a CPU, else a tensor.", lambda t: t._det_core.batch_loss
     )
-    updates_completed = Extra("Updates of this run, with those before a resume.", lambda t: t._det_core.run.updates)
-    steps_completed = Extra("Updates since the trial began: the unit of reports.", lambda t: steps_of(t))
-    optimizers = Extra("The optimizers: none, one or several.", lambda t: listed(t.optimizer))
-    schedulers = Extra("The schedulers: none, one or several.", lambda t: listed(t.scheduler))
-    is_main_process = Extra("Whether this is the first of all ranks.", lambda t: t._det_core.strategy.is_main_process)
-    is_local_main_process = Extra(
+    updates_completed = ReplaceableProperty(
+        "Updates of this run, with those before a resume.", lambda t: t._det_core.run.updates
+    )
+    steps_completed = ReplaceableProperty("Updates since the trial began: the unit of reports.", lambda t: steps_of(t))
+    optimizers = ReplaceableProperty("The optimizers: none, one or several.", lambda t: as_list(t.optimizer))
+    schedulers = ReplaceableProperty("The schedulers: none, one or several.", lambda t: as_list(t.scheduler))
+    is_main_process = ReplaceableProperty(
+        "Whether this is the first of all ranks.", lambda t: t._det_core.strategy.is_main_process
+    )
+    is_local_main_process = ReplaceableProperty(
         "Whether it is that of its machine.", lambda t: t._det_core.strategy.is_local_main_process
     )
 
@@ -231,7 +238,7 @@ class TrainerBase:
 
     def scheduler_step(self) -> None:
         """Step the scheduler, after an update."""
-        for scheduler in listed(self.scheduler):
+        for scheduler in as_list(self.scheduler):
             scheduler.step()
 
     def optimizer_zero_grad(self) -> None:
@@ -269,7 +276,7 @@ class TrainerBase:
         outputs = batch_output["model_outputs"]
         if isinstance(outputs, Tensor):
             outputs = outputs.detach()  # metrics may keep it
-        for metric in named(metrics).values():
+        for metric in by_name(metrics).values():
             metric.update(outputs, batch[1])
 
     def _det_core_epoch_done(self) -> None:
@@ -278,7 +285,7 @@ class TrainerBase:
     # Methods to call.
 
     def after_update(self, call: Callable[[], None]) -> None:
-        """Call something between the update under way and the next batch; outside of a training epoch, at once."""
+        """Call a function between the current update and the next batch; outside of a training epoch, at once."""
         self._det_core.after_update(call)
 
     def gather(self, tensor: Any, padding_value: float | None = None) -> Any:
@@ -348,7 +355,7 @@ def callbacks_of(trainer: TrainerBase) -> list[Any]:
     return list(getattr(trainer.callback_handler, "callbacks", ()))
 
 
-def named(metrics: Any) -> dict[str, Any]:
+def by_name(metrics: Any) -> dict[str, Any]:
     """Return metrics by name; the name of a single metric is its class."""
     if metrics is None:
         return {}
@@ -357,7 +364,7 @@ def named(metrics: Any) -> dict[str, Any]:
     return {type(metrics).__name__.lower(): metrics}
 
 
-def listed(parts: Any) -> list[Any]:
+def as_list(parts: Any) -> list[Any]:
     """Return a list of optimizers or schedulers given as one, a list, a tuple or a dictionary."""
     if parts is None:
         return []
@@ -372,16 +379,16 @@ def _with_method(optimizers: Any, name: str) -> list[Any]:
     """Return a list of optimizers; a user-defined container with this method counts as one."""
     if hasattr(optimizers, name):
         return [optimizers]
-    return listed(optimizers)
+    return as_list(optimizers)
 
 
-def with_groups(optimizers: Any) -> list[Any]:
+def with_param_groups(optimizers: Any) -> list[Any]:
     """Return the optimizers that have parameter groups; stand-ins may have none."""
-    return [one for one in listed(optimizers) if isinstance(getattr(one, "param_groups", None), list)]
+    return [one for one in as_list(optimizers) if isinstance(getattr(one, "param_groups", None), list)]
 
 
-def shaped(parts: Any, new: Iterable[Any]) -> Any:
-    """Return new objects for those of :func:`listed` in a container like ``parts``."""
+def in_container_of(parts: Any, new: Iterable[Any]) -> Any:
+    """Return new objects for those of :func:`as_list` in a container like ``parts``."""
     changed = list(new)
     if isinstance(parts, Mapping):
         return dict(zip(parts, changed, strict=True))

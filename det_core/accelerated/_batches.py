@@ -43,7 +43,7 @@ def _steady(session: Session, loader: Any, open_from: Callable[[int], Iterator[A
         set_random_state(state)  # an iterator that is made again draws what it has drawn before
         return batches
 
-    preempt = session.ranks.preempt if session.several else None
+    preempt = session.ranks.preempt if session.has_peers else None
     return LoaderBatches(open_from, note, preempt=preempt, reopen_from=reopen_from)
 
 
@@ -57,7 +57,7 @@ def in_groups(session: Session, batches: Iterator[Any]) -> Iterator[Any]:
     while run.length is None:
         group = list(islice(batches, run.accumulation))
         drawn = run.batch + len(group)
-        if session.several:
+        if session.has_peers:
             everyone = session.ranks.distributed.allgather(drawn)
             if min(everyone) < max(everyone):
                 raise ValueError(
@@ -71,14 +71,14 @@ def in_groups(session: Session, batches: Iterator[Any]) -> Iterator[Any]:
         yield from group
 
 
-def check_given(kind: str, given: int, length: int | None) -> None:
+def check_batch_count(kind: str, count: int, length: int | None) -> None:
     """Raise RuntimeError if a loader ended early: that epoch trains less, and other ranks wait for it."""
-    if not given and not length:
+    if not count and not length:
         raise RuntimeError(
             f"the {kind} loader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True"
         )
-    if length is not None and given < length:
+    if length is not None and count < length:
         raise RuntimeError(
-            f"the {kind} loader gave {given} of {length} batches: its dataset has raised StopIteration, or has fewer "
+            f"the {kind} loader gave {count} of {length} batches: its dataset has raised StopIteration, or has fewer "
             "samples than it says"
         )

@@ -18,24 +18,24 @@ class AgreedStop(StopTrainingError):
     """A stop agreed on by all ranks."""
 
 
-class Stops:
+class PendingStop:
     """Stop request of this rank that the others do not know yet.
 
     Attributes:
-        several: whether there are other ranks.
+        has_peers: whether there are other ranks.
         stop: first stop of this rank, or None.
         has_asked: whether it was sent to the others, which have not agreed on an update yet.
     """
 
     def __init__(self) -> None:
-        self.several = False
+        self.has_peers = False
         self.stop: StopTrainingError | None = None
         self.has_asked = False
 
     def note_stop(self, stop: StopTrainingError) -> None:
         """Raise a stop on a single rank; on several, keep it until all have agreed."""
         # Until then this rank continues, as the others wait for it in collectives.
-        if not self.several or isinstance(stop, AgreedStop):
+        if not self.has_peers or isinstance(stop, AgreedStop):
             raise stop
         self.stop = self.stop or stop
 
@@ -46,12 +46,13 @@ class Stops:
         except StopTrainingError as stop:
             self.note_stop(stop)
 
-    def taken(self) -> tuple[StopTrainingError | None, bool]:
+    def take_stop(self) -> tuple[StopTrainingError | None, bool]:
         """Remove and return the stop, and whether it was sent."""
-        taken = (self.stop, self.has_asked)
+        stop = self.stop
+        has_asked = self.has_asked
         self.stop = None
         self.has_asked = False
-        return taken
+        return stop, has_asked
 
 
 class CallbackMethodNotImplementedError(AttributeError):
@@ -189,12 +190,12 @@ class CallbackHandler:
                 try:
                     method(*args, **kwargs)
                 except StopTrainingError as stop:
-                    stops = None
+                    session = None
                     if args:
-                        stops = getattr(args[0], "_det_core", None)
-                    if not isinstance(stops, Stops):
+                        session = getattr(args[0], "_det_core", None)
+                    if not isinstance(session, PendingStop):
                         raise
-                    stops.note_stop(stop)
+                    session.note_stop(stop)
                 except Exception as e:
                     if hasattr(e, "add_note"):
                         owner = type(getattr(method, "__self__", method)).__name__
@@ -206,7 +207,7 @@ class CallbackHandler:
         return call
 
 
-def caller(handler: Any, event: str) -> Callable[..., None] | None:
+def event_caller(handler: Any, event: str) -> Callable[..., None] | None:
     """Return a function that calls an event of each batch, or None if no callback has it; valid for one epoch."""
     # Looking it up for every batch costs 3 of 400 µs. A user-defined handler sees every event.
     if getattr(type(handler), "call_event", None) is not CallbackHandler.call_event or "call_event" in vars(handler):

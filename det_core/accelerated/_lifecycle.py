@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from det_core._training.data_order import length_of
-from det_core.accelerated._base import Run, TrainerBase, listed, shaped
+from det_core.accelerated._base import Run, TrainerBase, as_list, in_container_of
 from det_core.accelerated._data import whole_length
 from det_core.accelerated._managed import CoreBridge, Ranks, open_context
 from det_core.accelerated._strategy import Strategy
 
 
 @contextmanager
-def opened(trainer: TrainerBase) -> Iterator[None]:
+def open_run(trainer: TrainerBase) -> Iterator[None]:
     """Prepare a run, and restore the Trainer after it; send an error to ranks that wait. Nested uses do nothing."""
     session = trainer._det_core
     if session.is_open:
@@ -26,7 +26,7 @@ def opened(trainer: TrainerBase) -> Iterator[None]:
         connect(trainer)
         yield
     except RuntimeError:
-        if session.several and session.ranks is not None:  # torch reports only a closed connection
+        if session.has_peers and session.ranks is not None:  # torch reports only a closed connection
             session.ranks.distributed.raise_if_peer_failed()
         raise
     finally:
@@ -62,7 +62,7 @@ def connect(trainer: TrainerBase) -> None:
         raise ValueError(
             f"the core context has {context.distributed.size} rank(s), and the model is trained by {size}: {remedy}"
         )
-    session.several = size > 1
+    session.has_peers = size > 1
     session.managed = None
     if context is not None:
         session.managed = CoreBridge.of(context)
@@ -79,7 +79,7 @@ def begin_run(trainer: TrainerBase, run: Run, resume_from: Any = None) -> bool:
     session.run = run
     session.preempted = False
     session.is_loaded = False
-    session.taken()
+    session.take_stop()
     compare_ranks(trainer)
     run.is_begun = session.managed is None or session.managed.begin(trainer, resume_from)
     return run.is_begun
@@ -93,7 +93,7 @@ def compare_ranks(trainer: TrainerBase) -> None:
     """
     session = trainer._det_core
     config = trainer.run_config
-    if not session.several:
+    if not session.has_peers:
         return
     mine: dict[str, Any] = {}
     for kind in ("train", "eval"):
@@ -123,5 +123,5 @@ def restore_parts(trainer: TrainerBase) -> None:
     strategy = trainer._det_core.strategy
     trainer.model = strategy.unwrap_model(trainer.model)
     strategy.release(trainer.model)
-    plain = [strategy.unwrap_optimizer(optimizer) for optimizer in listed(trainer.optimizer)]
-    trainer.optimizer = shaped(trainer.optimizer, plain)
+    plain = [strategy.unwrap_optimizer(optimizer) for optimizer in as_list(trainer.optimizer)]
+    trainer.optimizer = in_container_of(trainer.optimizer, plain)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from det_core._training.data_order import length_of, share
-from det_core._training.loader_errors import comes_with_stop
-from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named
-from det_core.accelerated._batches import check_given, evaluation_batches, in_groups, training_batches
+from det_core._training.loader_errors import is_caused_by_stop
+from det_core.accelerated._base import EVALUATED, TRAINED, Run, TrainerBase, as_list, by_name, callbacks_of
+from det_core.accelerated._batches import check_batch_count, evaluation_batches, in_groups, training_batches
 from det_core.accelerated._data import whole_length
-from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
-from det_core.accelerated._lifecycle import begin_run, compare_ranks, opened, restore_parts
+from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, event_caller
+from det_core.accelerated._lifecycle import begin_run, compare_ranks, open_run, restore_parts
 from det_core.accelerated._managed import counts_of
 from det_core.accelerated.run_config import TrainerRunConfig
 
@@ -31,7 +31,7 @@ class TrainingLoop(TrainerBase):
     def _run_training(self) -> None:
         """Train the epochs of ``self.run_config``, or those that remain after a resume."""
         session = self._det_core
-        with opened(self):  # train() has opened it; a user-defined method in its place has not
+        with open_run(self):  # train() has opened it; a user-defined method in its place has not
             run = session.run
             if not session.is_loaded:
                 run = Run()
@@ -44,7 +44,7 @@ class TrainingLoop(TrainerBase):
         run = session.run
         handler = self.callback_handler
         whole = self._train_dataloader
-        if run.left:
+        if run.is_leaving:
             return True
         if run.part:  # in a user-defined loop over epochs, which does not count them
             run.epoch += 1
@@ -57,24 +57,24 @@ class TrainingLoop(TrainerBase):
             self._loss_tracker.reset()
             run.norms = []
             run.window = (0.0, 0)
-            for metric in named(session.train_metrics).values():
+            for metric in by_name(session.train_metrics).values():
                 metric.reset()
         handler.call_event("on_train_epoch_start", self)
         if train_dl is whole:
             train_dl = self._train_dataloader  # a callback may have replaced it
         _train_batches(self, train_dl)
-        if run.left:
-            return run.ended
+        if run.is_leaving:
+            return run.has_ended
         session.catching_stop(self.train_epoch_end)
         self._add_epoch_loss_to_run_history("train_loss_epoch")
         if run.norms:
             self.run_history.update_metric("train_gradient_norm", float(torch.stack(run.norms).mean()))
         _record_metrics(self, session.train_metrics, "train_")
-        run.part = 1
+        run.part = TRAINED
         handler.call_event("on_train_epoch_end", self)
         if session.managed is not None:
             session.managed.report_epoch(self)
-        return run.ended
+        return run.has_ended
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute the loss of a batch and its gradients; the loop makes the update."""
@@ -106,7 +106,7 @@ class TrainingLoop(TrainerBase):
 
     def _run_evaluation(self) -> None:
         """Evaluate once with the loader that ``evaluate()`` has prepared."""
-        with opened(self):
+        with open_run(self):
             handler = self.callback_handler
             session = self._det_core
             compare_ranks(self)
@@ -198,12 +198,12 @@ def _train(trainer: TrainingLoop) -> None:
         handler.call_event("on_training_run_start", trainer)
         if session.resumed is not None:  # callbacks have reset themselves
             session.resumed.restore_callbacks(callbacks_of(trainer))
-        run.ended = _is_at_limit(trainer)
+        run.has_ended = _is_at_limit(trainer)
         try:
             _handle_stop_requests(trainer)  # also the first call in a process, which starts to catch signals
             if managed is not None and not session.preempted:
                 managed.start(trainer)
-            while not run.left and (run.batch or not (run.ended or run.epoch >= epochs_of(trainer.run_config))):
+            while not run.is_leaving and _has_more(trainer):
                 try:
                     _run_epoch(trainer)
                 except Exception as e:
@@ -235,18 +235,18 @@ def _run_epoch(trainer: TrainingLoop) -> None:
     if run.part:
         _restore_random(trainer)
     elif trainer._run_train_epoch(trainer._train_dataloader):
-        run.ended = True
-    if run.left:
+        run.has_ended = True
+    if run.is_leaving:
         return
-    run.part = max(run.part, 1)
-    if trainer.eval_dataset is not None and run.part < 2:
+    run.part = max(run.part, TRAINED)
+    if trainer.eval_dataset is not None and run.part < EVALUATED:
         trainer._run_eval_epoch(trainer._eval_dataloader)
-    run.part = 2
+    run.part = EVALUATED
     session.catching_stop(trainer.training_run_epoch_end)
     trainer._det_core_epoch_done()
     trainer.callback_handler.call_event("on_training_run_epoch_end", trainer)
     _agree_on_stops(trainer)
-    if run.ended and (limit := limit_of(trainer.run_config)) is not None:
+    if run.has_ended and (limit := limit_of(trainer.run_config)) is not None:
         trainer.print(f"Reached max number of training steps {limit} in epoch {trainer.run_history.current_epoch}")
     trainer.run_history._increment_epoch()
     run.epoch += 1
@@ -266,7 +266,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     config = trainer.run_config
     run = session.run
     strategy = session.strategy
-    several = session.several
+    has_peers = session.has_peers
     run.length = length_of(train_dl)
     run.accumulation = config.gradient_accumulation_steps
     batches = training_batches(session, train_dl)
@@ -285,23 +285,23 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     rest = (run.length or 0) % accumulation
     short_from = (run.length or 0) - rest if rest else None
     try:
-        if run.ended:
+        if run.has_ended:
             return
         for batch in batches:
             if step == run.length:  # a user-defined loader may start from 0 after a resume
                 break
             if step == short_from:
                 run.group = rest
-            updates = (step + 1) % accumulation == 0 or step + 1 == run.length
-            if several and not updates:
+            is_update = (step + 1) % accumulation == 0 or step + 1 == run.length
+            if has_peers and not is_update:
                 with strategy.no_sync(trainer.model):
                     perform(batch, step)
             else:
                 perform(batch, step)
             step += 1
-            if updates:
-                if several and run.updates == 0:
-                    strategy.check_averaged(trainer.model, listed(trainer.optimizer))
+            if is_update:
+                if has_peers and run.updates == 0:
+                    strategy.check_averaged(trainer.model, as_list(trainer.optimizer))
                 if clips:
                     trainer._clip_gradients()
                 trainer.optimizer_step()
@@ -309,10 +309,10 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
                     trainer.scheduler_step()
                 trainer.optimizer_zero_grad()
             run.batch = step
-            if updates and _after_update(trainer):
+            if is_update and _after_update(trainer):
                 break
         else:
-            check_given("training", step, run.length)
+            check_batch_count("training", step, run.length)
     finally:
         run.in_epoch = run.in_step = False
         run.group = 0
@@ -321,9 +321,9 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
 def _resolve_events(trainer: TrainingLoop) -> None:
     session = trainer._det_core
     handler = trainer.callback_handler
-    session.step_start = caller(handler, "on_train_step_start")
-    session.step_end = caller(handler, "on_train_step_end")
-    session.on_update = caller(handler, "on_update")
+    session.step_start = event_caller(handler, "on_train_step_start")
+    session.step_end = event_caller(handler, "on_train_step_end")
+    session.on_update = event_caller(handler, "on_update")
 
 
 def _after_update(trainer: TrainingLoop) -> bool:
@@ -337,8 +337,8 @@ def _after_update(trainer: TrainingLoop) -> bool:
         session.on_update(trainer)
     while run.after_update:
         session.catching_stop(run.after_update.pop(0))
-    run.ended = run.ended or _is_at_limit(trainer)
-    is_last = run.ended or run.batch == run.length  # the end of the epoch evaluates the same model
+    run.has_ended = run.has_ended or _is_at_limit(trainer)
+    is_last = run.has_ended or run.batch == run.length  # the end of the epoch evaluates the same model
     is_due = run.evaluate_every and run.updates % run.evaluate_every == 0
     if is_due and not is_last and trainer.eval_dataset is not None:
         trainer._run_eval_epoch(trainer._eval_dataloader, is_intermediate=True)
@@ -346,10 +346,10 @@ def _after_update(trainer: TrainingLoop) -> bool:
         if managed.wants_evaluation(trainer) and trainer.eval_dataset is not None:
             trainer._run_eval_epoch(trainer._eval_dataloader)
         managed.after_update(trainer)
-    if session.ranks is not None and not run.left:
+    if session.ranks is not None and not run.is_leaving:
         _handle_stop_requests(trainer)
     run.in_step = True
-    return run.ended or run.left
+    return run.has_ended or run.is_leaving
 
 
 def epochs_of(config: TrainerRunConfig) -> int:
@@ -368,6 +368,12 @@ def limit_of(config: TrainerRunConfig) -> int | None:
     if per_epoch is not None and limit == config.num_epochs * per_epoch + 1:
         return None
     return limit
+
+
+def _has_more(trainer: TrainingLoop) -> bool:
+    """Return whether the rest of the current epoch or another one is to be trained."""
+    run = trainer._det_core.run
+    return run.batch > 0 or not (run.has_ended or run.epoch >= epochs_of(trainer.run_config))
 
 
 def _is_at_limit(trainer: TrainingLoop) -> bool:
@@ -401,9 +407,9 @@ def _handle_stop_requests(trainer: TrainingLoop) -> None:
     if not session.ranks.preempt.should_preempt():
         return
     if not session.ranks.preempt.is_preemption:
-        session.taken()
+        session.take_stop()
         raise AgreedStop(str(session.ranks.preempt.reason))
-    session.preempted = session.run.left = True
+    session.preempted = session.run.is_leaving = True
     if session.managed is not None:
         session.managed.has_left = True
         session.managed.save(trainer)
@@ -416,9 +422,9 @@ def _is_stop(trainer: TrainingLoop, error: Exception) -> bool:
     run = session.run
     # Several ranks cannot stop together at it, as others may be within a batch: their loader was opened again, and
     # this is its second failure.
-    if error is not session.loader_error or session.several or session.ranks is None:
+    if error is not session.loader_error or session.has_peers or session.ranks is None:
         return False
-    if not comes_with_stop(error, session.ranks.preempt):
+    if not is_caused_by_stop(error, session.ranks.preempt):
         return False
     if not run.part and run.batch != run.length:
         run.batch -= run.batch % run.accumulation  # gradients without an update are not in the checkpoint
@@ -429,9 +435,9 @@ def _is_stop(trainer: TrainingLoop, error: Exception) -> bool:
 def _agree_on_stops(trainer: TrainingLoop) -> None:
     """Stop all ranks at the end of an epoch or an evaluation if one of them requests it."""
     session = trainer._det_core
-    if not session.several:
+    if not session.has_peers:
         return
-    stop, asked = session.taken()
+    stop, asked = session.take_stop()
     text = None
     if stop is not None:
         text = str(stop)
@@ -445,7 +451,7 @@ def _agree_on_stops(trainer: TrainingLoop) -> None:
 
 def _stopped(trainer: TrainingLoop, stop: StopTrainingError) -> StopTrainingError:
     """Print a stop that ends the run, and notify callbacks."""
-    if trainer._det_core.several and not isinstance(stop, AgreedStop):
+    if trainer._det_core.has_peers and not isinstance(stop, AgreedStop):
         raise stop  # the others wait in a collective: end them as any error does
     trainer.print(stop)
     trainer.callback_handler.call_event("on_stop_training_error", trainer)
@@ -476,13 +482,13 @@ def _evaluation_state(trainer: TrainingLoop) -> Iterator[None]:
 def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
     session = trainer._det_core
     handler = trainer.callback_handler
-    for metric in named(session.metrics).values():
+    for metric in by_name(session.metrics).values():
         metric.reset()
-    start = caller(handler, "on_eval_step_start")
-    end = caller(handler, "on_eval_step_end")
-    given = 0
+    start = event_caller(handler, "on_eval_step_start")
+    end = event_caller(handler, "on_eval_step_end")
+    count = 0
     for batch in evaluation_batches(session, valid_dl):
-        given += 1
+        count += 1
         if start is not None:
             start(trainer)
         output = trainer.calculate_eval_batch_loss(batch)
@@ -491,22 +497,22 @@ def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
             trainer.update_metrics(session.metrics, batch, output)
         if end is not None:
             end(trainer, batch=batch, batch_output=output)
-    if session.several and whole_length(valid_dl) is None:
-        everyone = session.ranks.distributed.allgather(given)
-        given = sum(everyone)
-        if everyone != [share(given, rank, len(everyone), even=False) for rank in range(len(everyone))]:
+    if session.has_peers and whole_length(valid_dl) is None:
+        everyone = session.ranks.distributed.allgather(count)
+        total = sum(everyone)
+        if everyone != [share(total, rank, len(everyone), even=False) for rank in range(len(everyone))]:
             raise ValueError(
                 f"the ranks differ in the evaluation data: they have {', '.join(map(str, everyone))} batches, which "
                 "are not shares of the same data. Give all of them the same data"
             )
-        check_given("evaluation", given, None)
-    elif given or not session.several or whole_length(valid_dl) == 0:  # a share of one rank may be empty
-        check_given("evaluation", given, length_of(valid_dl))
+        check_batch_count("evaluation", total, None)
+    elif count or not session.has_peers or whole_length(valid_dl) == 0:  # a share of one rank may be empty
+        check_batch_count("evaluation", count, length_of(valid_dl))
 
 
 def _record_metrics(trainer: TrainingLoop, metrics: Any, prefix: str) -> None:
     """Compute metrics over all ranks, and record them."""
-    for name, metric in named(metrics).items():
+    for name, metric in by_name(metrics).items():
         values = metric.compute()
         if not isinstance(values, Mapping):
             values = {name: values}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core._training.data_order import length_of
 from det_core.accelerated import _state
-from det_core.accelerated._base import TrainerBase, callbacks_of, steps_of, with_groups
+from det_core.accelerated._base import TrainerBase, callbacks_of, steps_of, with_param_groups
 from det_core.accelerated._data import batch_size_of
 from det_core.accelerated._events import NAN_LOSS
 from det_core.accelerated.tracking import RunHistory
@@ -123,7 +123,7 @@ class CoreBridge:
                 callback.restore_files(folder)
         run = trainer._det_core.run
         stopped = bool(state["position"]["stopped"])
-        self._has_stopped = run.left = stopped  # a stop is final
+        self._has_stopped = run.is_leaving = stopped  # a stop is final
         self._saved_at = self._position(trainer)
         self._counts = counts_of(trainer.run_history)
         ended = run.epoch >= trainer.run_config.num_epochs
@@ -209,8 +209,8 @@ class CoreBridge:
     def _next_operation(self, trainer: TrainerBase) -> None:
         self._operation = next(self._operations, None)
         if self._operation is None:
-            trainer._det_core.run.ended = True
-            trainer._det_core.run.left = bool(trainer._det_core.run.batch)
+            trainer._det_core.run.has_ended = True
+            trainer._det_core.run.is_leaving = bool(trainer._det_core.run.batch)
             return
         epochs = self._operation.length
         limit = trainer.run_config.num_epochs
@@ -391,7 +391,7 @@ def _is_nan(stopped: Exception | None) -> bool:
 
 def learning_rates(trainer: TrainerBase) -> dict[str, float]:
     """Return the learning rate of each parameter group."""
-    groups = [group for optimizer in with_groups(trainer.optimizer) for group in optimizer.param_groups]
+    groups = [group for optimizer in with_param_groups(trainer.optimizer) for group in optimizer.param_groups]
     rates = [float(group["lr"]) for group in groups if "lr" in group]
     if len(rates) == 1:
         return {"learning_rate": rates[0]}

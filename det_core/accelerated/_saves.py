@@ -20,7 +20,7 @@ from det_core._standalone.files import replacing
 from det_core._training.states import completed
 from det_core._training.strategy import fitting, load_model, load_optimizer
 from det_core.accelerated import _state
-from det_core.accelerated._base import Run, TrainerBase, listed
+from det_core.accelerated._base import Run, TrainerBase, as_list
 from det_core.accelerated._strategy import NEEDED
 from det_core.errors import CheckpointError
 
@@ -52,8 +52,8 @@ class Saves(TrainerBase):
         if not writes:
             return
         content: dict[str, Any] = {"model_state_dict": strategy.bare(self.model).state_dict()}
-        optimizers = listed(self.optimizer)
-        schedulers = listed(self.scheduler)
+        optimizers = as_list(self.optimizer)
+        schedulers = as_list(self.scheduler)
         if save_optimizer and optimizers:
             content["optimizer_state_dict"] = _one_or_many([o.state_dict() for o in optimizers])
         if save_scheduler and schedulers:
@@ -81,7 +81,7 @@ class Saves(TrainerBase):
         wanted = []
         parts = {"optimizer": (load_optimizer, self.optimizer), "scheduler": (load_scheduler, self.scheduler)}
         for name, (wants, part) in parts.items():
-            have = listed(part)
+            have = as_list(part)
             saved = content.get(f"{name}_state_dict")
             if saved is None or not wants:
                 continue
@@ -152,9 +152,9 @@ def _save(trainer: TrainerBase, folder: Path, more: Mapping[str, Any] | None) ->
         staging.mkdir(parents=True)
     strategy.wait_for_everyone()
     checkpointing = require("accelerate.checkpointing", **NEEDED)
-    schedulers = _readable_states(trainer, "schedulers", listed(trainer.scheduler))
+    schedulers = _readable_states(trainer, "schedulers", as_list(trainer.scheduler))
     if strategy.is_whole:
-        optimizers = [strategy.unwrap_optimizer(optimizer) for optimizer in listed(trainer.optimizer)]
+        optimizers = [strategy.unwrap_optimizer(optimizer) for optimizer in as_list(trainer.optimizer)]
         model = strategy.bare(trainer.model).state_dict()
         checkpointing.save_accelerator_state(
             str(staging), [model], _readable_states(trainer, "optimizers", optimizers), [], [], strategy.process_index,
@@ -196,7 +196,7 @@ def _readable_states(trainer: TrainerBase, name: str, owners: list[Any]) -> list
 def _load_parts(trainer: TrainerBase, folder: Path) -> None:
     """Load the files of accelerate's layout, without pickles that can run code."""
     strategy = trainer._det_core.strategy
-    schedulers = listed(trainer.scheduler)
+    schedulers = as_list(trainer.scheduler)
     checkpointing = require("accelerate.checkpointing", **NEEDED)
     with fitting(folder):
         if strategy.is_whole:
@@ -205,7 +205,7 @@ def _load_parts(trainer: TrainerBase, folder: Path) -> None:
                 _load_safetensors(model, folder / "model.safetensors")
             else:
                 load_model(model, completed(_state.load(folder / "pytorch_model.bin"), model.state_dict))
-            for i, optimizer in enumerate(listed(trainer.optimizer)):
+            for i, optimizer in enumerate(as_list(trainer.optimizer)):
                 saved = _state.load(folder / (f"optimizer_{i}.bin" if i else "optimizer.bin"))
                 plain = strategy.unwrap_optimizer(optimizer)
                 load_optimizer(plain, completed(saved, plain.state_dict))

@@ -25,7 +25,7 @@ from det_core._json import to_builtin
 from det_core._torch_states import is_plain, refused
 from det_core._training.states import completed, naming_damage, readable_states, without_unreadable
 from det_core._training.strategy import fitting
-from det_core.accelerated._base import Position, TrainerBase, callbacks_of, listed
+from det_core.accelerated._base import Position, TrainerBase, as_list, callbacks_of
 from det_core.accelerated._data import batch_size_of, reseed
 from det_core.errors import CheckpointError
 
@@ -116,8 +116,8 @@ def full_state(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]], *more: 
 
 def _parts(trainer: TrainerBase) -> dict[str, Any]:
     """Return the states of the model, the optimizers, the gradient scaler and the schedulers."""
-    state = trainer._det_core.strategy.state(trainer.model, listed(trainer.optimizer))
-    schedulers = [scheduler.state_dict() for scheduler in listed(trainer.scheduler)]
+    state = trainer._det_core.strategy.state(trainer.model, as_list(trainer.optimizer))
+    schedulers = [scheduler.state_dict() for scheduler in as_list(trainer.scheduler)]
     return {**state, "optimizers": to_python(state["optimizers"]), "schedulers": to_python(schedulers)}
 
 
@@ -132,7 +132,7 @@ def _given(trainer: TrainerBase) -> dict[str, Any]:
     hparams: dict[str, Any] = {}
     if session.managed is not None:
         hparams.update(session.managed.context.hparams)
-    for i, optimizer in enumerate(listed(trainer.optimizer)):
+    for i, optimizer in enumerate(as_list(trainer.optimizer)):
         defaults = getattr(session.strategy.unwrap_optimizer(optimizer), "defaults", {})
         suffix = f" of optimizer {i}" if i else ""
         hparams.update({f"{name}{suffix}": value for name, value in defaults.items()})
@@ -203,8 +203,8 @@ def apply(trainer: TrainerBase, folder: Path, state: Mapping[str, Any], *, anew:
     Raises:
         CheckpointError: If it is of another model, or of other numbers of optimizers or schedulers.
     """
-    optimizers = listed(trainer.optimizer)
-    schedulers = listed(trainer.scheduler)
+    optimizers = as_list(trainer.optimizer)
+    schedulers = as_list(trainer.scheduler)
     for name, mine in (("optimizers", optimizers), ("schedulers", schedulers)):
         if not anew and len(state[name]) != len(mine):
             raise CheckpointError(f"the checkpoint holds {len(state[name])} {name}, and this training has {len(mine)}")

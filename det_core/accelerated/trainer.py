@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from det_core._training.data_order import length_of
 from det_core._training.strategy import parameters_of
-from det_core.accelerated._base import Run, Session, listed, named, shaped, with_groups
+from det_core.accelerated._base import Run, Session, as_list, by_name, in_container_of, with_param_groups
 from det_core.accelerated._data import EpochLoader, batch_size_of, default_workers
 from det_core.accelerated._events import CallbackHandler
-from det_core.accelerated._lifecycle import begin_run, connect, opened
+from det_core.accelerated._lifecycle import begin_run, connect, open_run
 from det_core.accelerated._loop import TrainingLoop
 from det_core.accelerated._placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
 from det_core.accelerated._saves import Saves, go_to
@@ -78,7 +78,7 @@ class Trainer(TrainingLoop, Saves):
     ) -> None:  # fmt: skip
         if on_nan not in ("exit", "raise", "stop"):
             raise ValueError(f"on_nan={on_nan!r}: expected 'exit', 'raise' or 'stop'")
-        for name, metric in (*named(metrics).items(), *named(train_metrics).items()):
+        for name, metric in (*by_name(metrics).items(), *by_name(train_metrics).items()):
             if not all(hasattr(metric, method) for method in ("update", "compute", "reset")):
                 raise TypeError(
                     f"the metric {name} is a {type(metric).__name__}: give one of torchmetrics (which the extra "
@@ -239,7 +239,7 @@ class Trainer(TrainingLoop, Saves):
                 batch_size=per_device_batch_size, eval_dl_kwargs=eval_dataloader_kwargs
             )
         self._det_core.is_loaded = False
-        with opened(self):
+        with open_run(self):
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(per_device_batch_size, epochs, accumulation, limit, clip_value)
             self._check_eval_batch_size()
@@ -268,10 +268,10 @@ class Trainer(TrainingLoop, Saves):
         if session.given_seed is not None and self._train_dataloader is not None:
             set_seed(session.seed + strategy.process_index)
         session.move_metrics()
-        if session.managed is not None or session.several:
+        if session.managed is not None or session.has_peers:
             self._warn_of_parameters_beside_the_model()
-        self.model, prepared = strategy.prepare(self.model, listed(self.optimizer))
-        self.optimizer = shaped(self.optimizer, prepared)
+        self.model, prepared = strategy.prepare(self.model, as_list(self.optimizer))
+        self.optimizer = in_container_of(self.optimizer, prepared)
         for name, even in (("_train_dataloader", True), ("_eval_dataloader", self._pad_uneven_eval_batches)):
             if (loader := getattr(self, name)) is not None:
                 adapted = EpochLoader(
@@ -389,7 +389,7 @@ class Trainer(TrainingLoop, Saves):
         self._eval_dataloader = self.create_eval_dataloader(
             batch_size=per_device_batch_size, eval_dl_kwargs=dataloader_kwargs
         )
-        with opened(self):
+        with open_run(self):
             self._prepare_model_optimizer_and_dataloaders()
             self.run_config = self._create_run_config(per_device_batch_size, 1, 1, 0, None)
             self._check_eval_batch_size()
@@ -413,13 +413,13 @@ class TrainerWithTimmScheduler(Trainer):
     def scheduler_step(self) -> None:
         """Count an update, and step the schedulers."""
         self.num_updates = (self.num_updates or 0) + 1
-        for scheduler in listed(self.scheduler):
+        for scheduler in as_list(self.scheduler):
             scheduler.step_update(num_updates=self.num_updates)
 
     def _det_core_epoch_done(self) -> None:
         losses = self.run_history.get_metric_values("eval_loss_epoch")
         epochs = self._det_core.run.epoch + 1
-        for scheduler in listed(self.scheduler):
+        for scheduler in as_list(self.scheduler):
             parameters = inspect.signature(scheduler.step).parameters.values()
             # timm's own schedulers take it; a user-defined one need not
             if any(p.name == "metric" or p.kind is p.VAR_KEYWORD for p in parameters):
@@ -429,7 +429,7 @@ class TrainerWithTimmScheduler(Trainer):
 
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
-    return parameters_of(with_groups(optimizer))
+    return parameters_of(with_param_groups(optimizer))
 
 
 def _merge_loader_kwargs(defaults: dict[str, Any], overrides: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:

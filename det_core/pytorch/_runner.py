@@ -14,7 +14,7 @@ import torch
 
 from det_core import _clock, core
 from det_core._training.data_order import Position
-from det_core._training.loader_errors import comes_with_stop
+from det_core._training.loader_errors import is_caused_by_stop
 from det_core._training.progress_line import ProgressLine, numbers_of
 from det_core.errors import InvalidExperimentException, InvalidHP, TensorboardError
 from det_core.pytorch._callback import Hooks
@@ -299,7 +299,7 @@ class Runner:
         With several ranks, the reopened loader has failed again. The others may be within a batch, so that the ranks
         cannot stop together: the chief saves, and the error ends the job.
         """
-        if error is not self._steps.loader_error or not comes_with_stop(error, self._core.preempt):
+        if error is not self._steps.loader_error or not is_caused_by_stop(error, self._core.preempt):
             return False
         if self._distributed.size > 1:
             self._save_on_chief_only()

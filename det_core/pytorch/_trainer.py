@@ -61,14 +61,14 @@ def init(
     with ExitStack() as stack:
         horovod = _horovod()
 
-        def make(ranks: core.DistributedContext) -> None:
+        def init_group(ranks: core.DistributedContext) -> None:
             if ranks.size > 1 and horovod is None:
                 _make_group(stack)
 
         if distributed is None and horovod and core_context is None and core.current_context() is None:
             distributed = core.DistributedContext.from_horovod(horovod)
-        context = open_core_context(stack, core_context, distributed, core_options, make, hparams)
-        hparams, exp_conf = configure(context, hparams, exp_conf)
+        context = open_core_context(stack, core_context, distributed, core_options, init_group, hparams)
+        hparams, exp_conf = trial_settings(context, hparams, exp_conf)
         yield PyTorchTrialContext(
             context, _strategy(context.distributed, horovod), hparams=hparams, exp_conf=exp_conf,
             aggregation_frequency=aggregation_frequency, horovod=horovod,
@@ -81,7 +81,7 @@ def open_core_context(
     core_context: core.Context | None,
     distributed: core.DistributedContext | None,
     core_options: Mapping[str, Any],
-    make: Callable[[core.DistributedContext], None],
+    init_group: Callable[[core.DistributedContext], None],
     hparams: Mapping[str, Any] | None,
 ) -> core.Context:
     """Return the given core context or the open one; if there is none, open one.
@@ -91,7 +91,7 @@ def open_core_context(
         core_context: the context to use, or None.
         distributed: the ranks. Defaults to those of the launcher.
         core_options: arguments of ``core.init()``.
-        make: makes torch's process group of the ranks.
+        init_group: makes torch's process group of the ranks.
         hparams: hyperparameters for the record of a run opened here.
 
     Raises:
@@ -101,19 +101,19 @@ def open_core_context(
     if context is None:
         if distributed is None:
             distributed = core.DistributedContext.detect()
-        make(distributed)
+        init_group(distributed)
         options = {"tensorboard_mode": core.TensorboardMode.MANUAL, "hparams": hparams, **core_options}
         return stack.enter_context(core.init(distributed=distributed, **options))
     if core_options:
         raise ValueError(f"a core context is open: pass {', '.join(core_options)}= to its core.init()")
-    make(context.distributed)
+    init_group(context.distributed)
     return context
 
 
-def configure(
+def trial_settings(
     context: core.Context, hparams: Mapping[str, Any] | None, exp_conf: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Return hyperparameters and configuration; in a trial use the master's, and seed generators."""
+    """Return hyperparameters and configuration, in a trial the master's; there, also seed the generators."""
     if not context.managed:
         return hparams, exp_conf
     if context.trial is not None:

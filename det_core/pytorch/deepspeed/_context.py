@@ -17,7 +17,7 @@ from det_core._env import Environment, set_local_rank
 from det_core._optional import require
 from det_core._training.process_group import destroy_group
 from det_core.errors import InvalidExperimentException
-from det_core.pytorch._trainer import configure, destroy_after_error, is_tensorboard_installed, open_core_context
+from det_core.pytorch._trainer import destroy_after_error, is_tensorboard_installed, open_core_context, trial_settings
 from det_core.pytorch._trial_context import TrialContext
 
 logger = logging.getLogger("det_core.pytorch")
@@ -280,7 +280,7 @@ def init(
         context = open_core_context(
             stack, core_context, distributed, core_options, lambda ranks: _make_group(stack, deepspeed, ranks), hparams
         )
-        hparams, exp_conf = configure(context, hparams, exp_conf)
+        hparams, exp_conf = trial_settings(context, hparams, exp_conf)
         yield DeepSpeedTrialContext(
             context,
             torch.device(accelerator.current_device_name()),
