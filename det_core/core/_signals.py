@@ -1,7 +1,7 @@
 """Signal handlers: stop requests in bare runs, a flush before SIGTERM ends a process under a master.
 
-Both put back what they found. Handlers run between two bytecodes of the main thread, which may hold any lock: they
-take none.
+Both put back the previous handlers. Handlers run between two bytecodes of the main thread, which may hold any lock:
+they take none.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _FIRST_INTERRUPT = "\nstopping at the next should_preempt(); Ctrl-C again to int
 class PreemptionSignals:
     """Handlers that call ``on_signal()`` for each stop signal, between install and restore.
 
-    A handler written in Python that is found there is called as well; the default ones are not. A signal that the
-    process was started to ignore (``nohup``) stays ignored. A second SIGINT, a second later, raises KeyboardInterrupt.
+    A previous handler written in Python is called as well; the default ones are not. A signal that the process was
+    started to ignore (``nohup``) stays ignored. A second SIGINT, a second later, raises KeyboardInterrupt.
 
     From the first signal on, the death of a DataLoader's worker raises from the loader alone: torch raises it from a
     SIGCHLD handler, which would interrupt a save, or leave an update half applied.
@@ -41,34 +41,34 @@ class PreemptionSignals:
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
         self._on_signal = on_signal
-        self._found: dict[int, Any] = {}
-        self._found_sigchld: Any = None
+        self._previous: dict[int, Any] = {}
+        self._previous_sigchld: Any = None
         self._interrupted_at: float | None = None
-        self._forked = False
+        self._is_forked = False
         self._ignore_signals_until: float | None = None
         """Set by :meth:`restore`: until then the handlers that still stand ignore signals."""
-        self._ignored: dict[int, int] = {}
-        """Number of signals of each kind that are still ignored."""
+        self._remaining: dict[int, int] = {}
+        """Number of signals of each kind that are still to be ignored after :meth:`restore`."""
 
     def install(self) -> bool:
         """Install the handlers, and return whether this is the main thread; Python allows none in others."""
         if not _on_main_thread():
             return False
         for number in STOP_SIGNALS:
-            found = signal.getsignal(number)
-            previous = getattr(found, "__self__", None)
-            if isinstance(previous, PreemptionSignals) and previous._ignore_signals_until is not None:
+            previous = signal.getsignal(number)
+            owner = getattr(previous, "__self__", None)
+            if isinstance(owner, PreemptionSignals) and owner._ignore_signals_until is not None:
                 # A handler of a closed context is about to give way: what it would put back is what counts.
-                found = previous._found.get(number, signal.SIG_DFL)
-                atexit.unregister(previous._ignore_at_exit)
-            if found is not None and found is not signal.SIG_IGN:
-                self._found[number] = found
+                previous = owner._previous.get(number, signal.SIG_DFL)
+                atexit.unregister(owner._ignore_at_exit)
+            if previous is not None and previous is not signal.SIG_IGN:
+                self._previous[number] = previous
                 signal.signal(number, self._handle)
         _installed.add(self)
         return True
 
     def restore(self, *, ignored: int = 0) -> None:
-        """Put back what was found, except where our handler was replaced since.
+        """Put back the previous handlers, except where ours was replaced since.
 
         Args:
             ignored: number of further signals of each kind to ignore where they would end the process.
@@ -79,38 +79,38 @@ class PreemptionSignals:
             return
         _installed.discard(self)
         if signal.getsignal(signal.SIGCHLD) == self._handle_sigchld:
-            signal.signal(signal.SIGCHLD, self._found_sigchld)
-        replaced = self._found
-        self._found = {}
-        for number, found in replaced.items():
+            signal.signal(signal.SIGCHLD, self._previous_sigchld)
+        replaced = self._previous
+        self._previous = {}
+        for number, previous in replaced.items():
             if signal.getsignal(number) != self._handle:
                 continue
-            if ignored and found in (signal.SIG_DFL, signal.default_int_handler):
-                self._found[number] = found
-                self._ignored[number] = ignored
+            if ignored and previous in (signal.SIG_DFL, signal.default_int_handler):
+                self._previous[number] = previous
+                self._remaining[number] = ignored
             else:
-                signal.signal(number, found)
-        if self._found:
+                signal.signal(number, previous)
+        if self._previous:
             self._ignore_signals_until = _clock.monotonic() + LATE_SIGNAL_WINDOW
             _installed.add(self)
             atexit.register(self._ignore_at_exit)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._forked:
+        if self._is_forked:
             return
         if self._ignore_signals_until is not None:
             is_late = _clock.monotonic() > self._ignore_signals_until
-            self._ignored[number] = self._ignored.get(number, 1) - 1
-            if is_late or not self._ignored[number]:
-                signal.signal(number, self._found.get(number, signal.SIG_DFL))
+            self._remaining[number] = self._remaining.get(number, 1) - 1
+            if is_late or not self._remaining[number]:
+                signal.signal(number, self._previous.get(number, signal.SIG_DFL))
             if is_late:
-                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), number)  # again, for the previous handler: it is not one of the stop before
             return
         self._take_sigchld()
         self._on_signal()
-        found = self._found.get(number)
-        if callable(found) and found is not signal.default_int_handler:
-            found(number, frame)
+        previous = self._previous.get(number)
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
         elif number == signal.SIGINT:
             if self._interrupted_at is not None:
                 # A launcher passes on the SIGINT that the terminal has sent to this process, too: one Ctrl-C.
@@ -121,31 +121,31 @@ class PreemptionSignals:
             write_in_handler(_FIRST_INTERRUPT)
 
     def _take_sigchld(self) -> None:
-        found = signal.getsignal(signal.SIGCHLD)
-        if callable(found) and found != self._handle_sigchld:
-            self._found_sigchld = found
+        previous = signal.getsignal(signal.SIGCHLD)
+        if callable(previous) and previous != self._handle_sigchld:
+            self._previous_sigchld = previous
             signal.signal(signal.SIGCHLD, self._handle_sigchld)
 
     def _handle_sigchld(self, number: int, frame: FrameType | None) -> None:
         try:
-            self._found_sigchld(number, frame)
+            self._previous_sigchld(number, frame)
         except RuntimeError as e:
             if not is_worker_loss(e):
                 raise
 
     def _ignore_at_exit(self) -> None:
         # An interpreter that ends lets go of its handlers some time before the process is gone.
-        for number in self._found:
+        for number in self._previous:
             if signal.getsignal(number) == self._handle and _clock.monotonic() < (self._ignore_signals_until or 0.0):
                 signal.signal(number, signal.SIG_IGN)
 
     def after_fork(self) -> None:
         """Give up the handlers in a forked child, such as a DataLoader worker."""
-        self._forked = True
+        self._is_forked = True
         # Ctrl-C reaches the child, too, and is left to the parent, which saves first.
-        for number, found in self._found.items():
+        for number, previous in self._previous.items():
             if number != signal.SIGINT and signal.getsignal(number) == self._handle:
-                signal.signal(number, found)
+                signal.signal(number, previous)
 
 
 class FlushOnSigterm:

@@ -139,7 +139,7 @@ class TensorboardFiles:
             )
         plan: dict[str, Path] = {}
         for path in filter(selector, _files(self.directory())):
-            target = _inside(mangler(path, self._rank), path)
+            target = _target_name(mangler(path, self._rank), path)
             if target in plan:
                 raise ValueError(f"mangler returned {target!r} for both {str(plan[target])!r} and {str(path)!r}")
             plan[target] = path
@@ -184,7 +184,7 @@ class TensorboardFiles:
         where = self._where
         if put is None:
             uploaded = self._local.parent / "uploaded"
-            put = _putter(uploaded)
+            put = _put_into(uploaded)
             where = str(uploaded)
         try:
             put(self._local / path, name)
@@ -202,14 +202,14 @@ def _files(source: Path) -> Iterator[Path]:
                 yield path.relative_to(source)
 
 
-def _inside(mangled: Path | str, path: Path) -> str:
+def _target_name(mangled: Path | str, path: Path) -> str:
     target = PurePosixPath(os.path.normpath(mangled))
     if target.is_absolute() or target.parts[:1] in ((), ("..",)):
         raise ValueError(f"mangler returned {str(mangled)!r} for {str(path)!r}: expected a path inside the destination")
     return str(target)
 
 
-def _putter(directory: Path) -> Put:
+def _put_into(directory: Path) -> Put:
     """Return a function that copies into a directory of this machine."""
 
     def put(source: Path, name: str) -> None:
