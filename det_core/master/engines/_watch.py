@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -21,6 +23,8 @@ logger = logging.getLogger("det_core")
 LOOK = 0.2
 """Seconds between two looks at the log."""
 RETRY = 1.0
+REAP_TIMEOUT = 2.0
+"""Seconds between the release of its lock and the end of a supervisor."""
 OVERDUE = GRACE_PERIOD + 8.0
 """Seconds after which a supervisor that was ordered to end is itself killed."""
 
@@ -109,7 +113,7 @@ class Watch:
             if fd is not None:
                 loop.remove_reader(fd)
                 os.close(fd)
-        self._reap()
+        await self._reap()
 
     async def _carry(self, listener: Listener) -> None:
         more = True
@@ -136,11 +140,18 @@ class Watch:
         self._asked_at = _clock.monotonic()
         kill_supervisor(self.folder)
 
-    def _reap(self) -> None:
-        """Collect the supervisor."""
-        if self.pid is not None:
-            with suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
+    async def _reap(self) -> None:
+        """Collect the supervisor. If it outlives the lock of its folder, the folder was removed: then kill it."""
+        if self.pid is None:
+            return
+        deadline = _clock.monotonic() + REAP_TIMEOUT
+        with suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                if _clock.monotonic() > deadline:
+                    logger.error("allocation %s: its folder was removed while it ran: killing it", self.allocation_id)
+                    os.kill(self.pid, signal.SIGKILL)
+                    deadline = math.inf
+                await asyncio.sleep(0.005)
 
 
 def _watched(pid: int) -> int | None:

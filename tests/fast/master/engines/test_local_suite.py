@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from pathlib import Path
 
 from det_core.master.engines import Engine, LocalEngine, Slots
-from support.engine_suite import EngineSuite
+from det_core.master.engines._folder import AllocationFolder
+from det_core.master.engines._hunt import _left
+from support.engine_suite import FOREVER, EngineSuite, key, spec
 
 
 class TestLocalEngine(EngineSuite):
     def make_engine(self, home: Path, slots: int) -> Engine:
         return LocalEngine(home, Slots(slots))
+
+    def test_folder_removed_while_it_runs_ends_it_and_blocks_no_other(self, tmp_path: Path) -> None:
+        async def work() -> None:
+            async with self.bench(tmp_path) as bench:
+                await bench.engine.launch(spec("gone", f"echo began; {FOREVER}"))
+                while not bench.lines:
+                    await asyncio.sleep(0.01)
+                folder = tmp_path / "home" / "master" / "allocations" / key("gone")
+                shutil.rmtree(folder)
+                await bench.engine.launch(spec("next", "exit 0"))
+                assert (await bench.end_of("next")).clean
+                report = await bench.end_of("gone")
+                assert report.lost and not report.clean
+                assert _left(AllocationFolder(folder)) == set(), "no process of it is left"
+
+        self.run(work())
