@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from det_core.errors import StoreError
 from det_core.master._errors import MasterError, Stopping
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Actor:
 
         Raises:
             MasterError: what the command raised, or :class:`Stopping`.
+            StoreError: If the store cannot keep what it decided.
         """
         asked = _Asked(command, asyncio.get_running_loop().create_future())
         if self._task is None:
@@ -196,7 +198,7 @@ def _answer(asked: _Asked, answer: Any) -> None:
 
 
 def _explained(error: Exception) -> Exception:
-    if isinstance(error, MasterError):
+    if isinstance(error, (MasterError, StoreError)):  # the API answers 503, which clients try again
         return error
     LOG.error("the master could not carry out a request", exc_info=error)
     wrapped = MasterError(f"the master could not carry this out: {type(error).__name__}: {error}")

@@ -31,6 +31,7 @@ class Hub:
         signals: who waits for the word to stop.
         news: who waits for an experiment's end, or for log lines.
         writing: held while a context archive becomes a file.
+        deletions: held while a storage deletes something; one that hangs holds up no more than others to be deleted.
         actor: where decisions are made.
         runner: what the engine is told.
         identities: whom tokens belong to, of those that were shown; see ``_identify``.
@@ -46,5 +47,6 @@ class Hub:
     identities: dict[str, TokenView] = field(default_factory=dict)
     remarks: dict[int, tuple[float, list[str]]] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    deletions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(16))
     actor: Actor = field(init=False)
     runner: Runner = field(init=False)

@@ -205,5 +205,5 @@ async def resume(hub: Hub) -> None:
     for number in due:
         hub.runner.retain(number)
     for row in deleting:
-        hub.runner.spawn(_retention.erase(hub, row.id), f"deletion of experiment {row.id}")
+        hub.runner.keep_running(partial(_retention.erase, hub, row.id), f"deletion of experiment {row.id}")
     hub.runner.keep_running(partial(_unmanaged.sweep, hub), "unmanaged trials")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, DetCoreError
 from det_core.master._errors import Invalid, WrongState
+from det_core.master._threads import run_in_daemon_thread
 from det_core.master.scheduler import Kept, State, expired
 from det_core.master.service import _storages
 from det_core.master.service._access import experiment_row
@@ -29,6 +30,8 @@ LOG = logging.getLogger("det_core")
 
 THERE = (checkpoints.COMPLETED, checkpoints.PARTIALLY_DELETED)
 WHOLE = ("**/*",)
+RETRY_DELAY = 3600.0
+"""Seconds until checkpoints that could not be deleted at their experiment's end are tried again."""
 DUE = "checkpoints to look through"
 """The key under which it is kept which experiments have ended, and whose checkpoints were not looked through yet."""
 
@@ -48,7 +51,10 @@ async def retain(hub: Hub, experiment_id: int) -> None:
             return
         still = {row.uuid for row in await hub.store.read(lambda conn: to_go(conn, experiment_id, there))}
         rows = [row for row in rows if row.uuid in still or row.uuid not in there]
-    await delete_rows(hub, rows, WHOLE)
+    if failed := await delete_rows(hub, rows, WHOLE):
+        LOG.warning("%d checkpoint(s) of experiment %d stay until the next try", len(failed), experiment_id)
+        hub.runner.later(RETRY_DELAY, partial(hub.runner.retain, experiment_id))
+        return
     await hub.store.write(lambda conn: due(conn, remove=experiment_id))
 
 
@@ -113,7 +119,7 @@ async def _present(hub: Hub, experiment_id: int) -> set[str]:
     by_storage: dict[str, tuple[dict[str, Any] | None, list[str]]] = {}
     for uuid, config in await hub.store.read(recorded):
         by_storage.setdefault(repr(config), (config, []))[1].append(uuid)
-    found = [await asyncio.to_thread(look, config, uuids) for config, uuids in by_storage.values()]
+    found = [await run_in_daemon_thread(look, config, uuids) for config, uuids in by_storage.values()]
     return set().union(*found)
 
 
@@ -162,7 +168,8 @@ async def delete_rows(hub: Hub, rows: Sequence[CheckpointRow], globs: Sequence[s
 async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> bool:
     config = await hub.store.read(lambda conn: _storages.of_checkpoint(conn, row))
     try:
-        left = await asyncio.to_thread(_delete, hub, config, row.uuid, globs)
+        async with hub.deletions:
+            left = await run_in_daemon_thread(_delete, hub, config, row.uuid, globs)
     except (DetCoreError, OSError, ValueError) as e:
         LOG.warning("checkpoint %s could not be deleted: %s", row.uuid, e)
         return False
@@ -185,7 +192,8 @@ async def _delete_event_files(hub: Hub, experiment_id: int) -> list[str]:
     problems = []
     for config in await hub.store.read(lambda conn: _storages.of_experiment(conn, experiment_id)):
         try:
-            await asyncio.to_thread(remove, config)
+            async with hub.deletions:
+                await run_in_daemon_thread(remove, config)
         except (DetCoreError, OSError, ValueError) as e:
             if isinstance(e, OSError) and e.errno == errno.ENOENT:  # a bucket that does not exist has no files
                 continue
@@ -208,7 +216,7 @@ async def delete_experiment(hub: Hub, experiment_id: int) -> None:
     if not State(row.state).terminal and not (row.unmanaged and row.end_time is not None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): cancel or kill it first")
     await hub.store.write(lambda conn: experiments.change(conn, experiment_id, state=State.DELETING.value))
-    hub.runner.spawn(erase(hub, experiment_id), f"deletion of experiment {experiment_id}")
+    hub.runner.keep_running(partial(erase, hub, experiment_id), f"deletion of experiment {experiment_id}")
 
 
 async def erase(hub: Hub, experiment_id: int) -> None:

@@ -91,7 +91,8 @@ class Runner:
 
     def retain(self, experiment_id: int) -> None:
         """Look through the checkpoints of an experiment that has ended."""
-        self.spawn(_retention.retain(self._hub, experiment_id), f"checkpoints of experiment {experiment_id}")
+        look = partial(_retention.retain, self._hub, experiment_id)
+        self.keep_running(look, f"checkpoints of experiment {experiment_id}")
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
         """Do something in a while, if the service still runs then."""

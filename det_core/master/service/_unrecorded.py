@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.errors import CheckpointNotFound
 from det_core.master._errors import is_content_error
+from det_core.master._threads import run_in_daemon_thread
 from det_core.master.service import _checkpoints, _storages
 from det_core.master.store import checkpoints, series
 from det_core.storage import open_store
@@ -85,7 +86,7 @@ async def look(hub: Hub, doubt: Doubt) -> None:
     for row in doubt.records:
         uuid = str(row.body.get("storage_id"))
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(_found, hub, doubt.storage, uuid), PATIENCE)
+            found = await asyncio.wait_for(run_in_daemon_thread(_found, hub, doubt.storage, uuid), PATIENCE)
         except Exception as e:  # a driver may raise anything, and the trial is to go on
             what = "its storage does not answer" if isinstance(e, asyncio.TimeoutError) else str(e)
             LOG.warning("trial %d: whether checkpoint %s is complete is not known: %s", doubt.trial.id, uuid, what)

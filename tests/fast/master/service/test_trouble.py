@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from sqlalchemy import Connection
 
 from det_core.errors import StoreError
-from det_core.master._errors import MasterError, Stopping
-from det_core.master.service import _actor
+from det_core.master._errors import MasterError, NotFound, Stopping
+from det_core.master.service import _actor, _retention
 from support.mastered import bench, train
 from support.scripted_trials import Trial
 
@@ -38,7 +39,7 @@ def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
         async with bench(tmp_path, train) as b:
             number = (await b.service.create_experiment(b_config(), activate=False))["experiment"]["id"]
             Refusing(b.dying, 1)
-            with pytest.raises(MasterError, match="disk is full"):
+            with pytest.raises(StoreError, match="disk is full"):  # answered 503: clients ask again
                 await b.service.activate(number)
             assert (await b.service.experiment(number))["state"] == "PAUSED"
             await asyncio.sleep(0.05)
@@ -94,6 +95,46 @@ def test_an_end_that_could_not_be_recorded_is_recorded_later(tmp_path: Path, mon
             may_end.set()
             assert await b.ended(number) == "COMPLETED"
             assert refusing.left == 0
+
+    asyncio.run(main())
+
+
+def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            number = await b.create(SINGLE)
+            await b.ended(number)
+            await b.service.delete_experiment(number)
+            refusing = Refusing(b.dying, 1)
+            while True:
+                try:
+                    await b.service.experiment(number)
+                except NotFound:
+                    break
+                await asyncio.sleep(0.05)
+            assert refusing.left == 0
+
+    asyncio.run(main())
+
+
+def test_deletions_that_hang_hold_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    hanging: list[str] = []
+
+    def hang(_hub: object, _config: object, uuid: str, _globs: object) -> dict[str, int]:
+        hanging.append(uuid)
+        go_on.wait()
+        return {}
+
+    monkeypatch.setattr(_retention, "_delete", hang)
+
+    async def main() -> None:
+        async with bench(tmp_path, train, slots=8) as b:
+            for number in [await b.create(SINGLE) for _ in range(8)]:
+                await b.ended(number)  # its checkpoints are not to be kept
+            await b.until(lambda: len(hanging) >= 8)
+            assert await b.ended(await b.create(SINGLE)) == "COMPLETED"
+            go_on.set()
 
     asyncio.run(main())
 
