@@ -14,13 +14,15 @@ from det_core.master.api._show_trial import MetricRow, MetricRows, MetricsLine
 from det_core.master.api._types import INT32, INT64, Id, Int64Out, Reply, TimeOut, TrialId
 
 if TYPE_CHECKING:
-    from det_core.master.service._views import LogPage, LogView
+    from det_core.master.service._views import LogPage, LogView, MetricView
 
 routes = Routes("streams")
-PAGE = 1000
-"""Rows read from the store at a time."""
-LOOK_AGAIN = 15.0
-"""Seconds after which a log that is followed is looked at again, and its reader too."""
+MAX_ROWS = 1000
+"""Metrics rows read from the store at a time."""
+MAX_LOG_LINES = 500
+"""Log lines read from the store at a time."""
+BLANK_LINE_INTERVAL = 15.0
+"""Seconds without a line after which a log that is followed sends a blank one, so that nobody takes it for dead."""
 NDJSON = "application/x-ndjson"
 _LINES: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
 After = Annotated[int, Query(ge=0, le=INT64, description="Only what has a greater id.")]
@@ -86,7 +88,7 @@ async def trial_logs(
         return await pending.wait(service.logs(trial_id, after=beyond, limit=most, wait=wait))
 
     request.state.is_followed = follow
-    first = await read(after, _part(limit), 0.0)
+    first = await read(after, min(limit or MAX_LOG_LINES, MAX_LOG_LINES), 0.0)
     return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
 
 
@@ -106,23 +108,28 @@ async def task_logs(
         return await pending.wait(service.logs_of_task(task_id, after=beyond, limit=most, wait=wait))
 
     request.state.is_followed = follow
-    first = await read(after, _part(limit), 0.0)
+    first = await read(after, min(limit or MAX_LOG_LINES, MAX_LOG_LINES), 0.0)
     return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
 
 
-async def _log(read: ReadPage, page: LogPage, after: int, follow: bool, limit: int) -> AsyncIterator[bytes]:
-    """The lines of a log from ``page`` on. It ends early, without an error, where nobody reads or the server stops."""
+async def _log(read: ReadPage, page: LogPage | None, after: int, follow: bool, limit: int) -> AsyncIterator[bytes]:
+    """Yield the lines of a log from ``page`` on; end early, without an error, when the server stops."""
     left = limit or INT64
     try:
-        while True:
+        while page is not None:
             lines = page["lines"][:left]
-            yield b"".join(_json(LogReplyLine(result=LogLine.of(line))) for line in lines)
+            text = b"".join(_json(LogReplyLine(result=LogLine.of(line))) for line in lines)
             left -= len(lines)
             after = lines[-1]["id"] if lines else after
-            over = page["ended"] if follow else len(lines) < PAGE
-            if over or not left:
-                return
-            page = await read(after, min(left, PAGE), LOOK_AGAIN if follow else 0.0)
+            is_over = page["ended"] if follow else len(lines) < MAX_LOG_LINES
+            # A slow reader keeps this generator for as long as it likes: nothing but the encoded lines.
+            page = None
+            lines = []
+            yield text
+            if not is_over and left:
+                page = await read(after, min(left, MAX_LOG_LINES), BLANK_LINE_INTERVAL if follow else 0.0)
+                if not page["lines"] and not page["ended"]:
+                    yield b"\n"
     except (Stopping, NotFound):  # stopping, or deleted while it was read
         return
 
@@ -178,23 +185,27 @@ async def _metrics(
 ) -> Response:
     for trial_id in trial_ids:
         caller.check(trial_id=trial_id)
-    first = await service.metrics(trial_ids, group, after=after, limit=_part(limit), archived=archived)
 
-    async def lines() -> AsyncIterator[bytes]:
-        rows, left = first, limit or INT64
-        while rows:
-            yield _json(MetricsLine(result=MetricRows(metrics=[MetricRow.of(row) for row in rows])))
-            left -= len(rows)
-            if not left or len(rows) < PAGE:
-                return
-            most = min(left, PAGE)
-            rows = await service.metrics(trial_ids, group, after=rows[-1]["id"], limit=most, archived=archived)
+    async def read(beyond: int, most: int) -> list[MetricView]:
+        return await service.metrics(trial_ids, group, after=beyond, limit=most, archived=archived)
 
-    return StreamingResponse(lines(), media_type=NDJSON)
+    first = await read(after, min(limit or MAX_ROWS, MAX_ROWS))
+    return StreamingResponse(_rows(read, first, limit), media_type=NDJSON)
 
 
-def _part(limit: int) -> int:
-    return min(limit or PAGE, PAGE)
+async def _rows(
+    read: Callable[[int, int], Awaitable[list[MetricView]]], rows: list[MetricView], limit: int
+) -> AsyncIterator[bytes]:
+    left = limit or INT64
+    while rows:
+        text = _json(MetricsLine(result=MetricRows(metrics=[MetricRow.of(row) for row in rows])))
+        after = rows[-1]["id"]
+        left -= len(rows)
+        is_over = not left or len(rows) < MAX_ROWS
+        rows = []  # not kept while a slow reader takes them
+        yield text
+        if not is_over:
+            rows = await read(after, min(left, MAX_ROWS))
 
 
 def _json(line: Reply) -> bytes:

@@ -6,8 +6,10 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import requests
 
+from det_core.master.api import _streams
 from support.processes import until
 from support.running_master import Running
 
@@ -66,6 +68,18 @@ def test_a_log_that_is_followed_ends_with_its_trial(master: Running) -> None:
         master.end(spec.allocation_id)
         following.result()
     assert seen[:2] == ["before\n", "after\n"]
+
+
+def test_silent_log_that_is_followed_sends_blank_lines(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_streams, "BLANK_LINE_INTERVAL", 0.1)
+    spec = master.a_trial()
+    url = f"{master.url}/api/v1/trials/{spec.trial_id}/logs?follow=true"
+    with requests.get(url, headers={"Authorization": f"Bearer {master.token}"}, stream=True) as response:
+        came = response.iter_lines(chunk_size=None)
+        assert [next(came), next(came)] == [b"", b""]
+        master.ask("POST", "task/logs", lines(spec, "said\n"), spec.session_token)
+        master.end(spec.allocation_id)
+        assert "said\n" in [json.loads(line)["result"]["log"] for line in came if line]
 
 
 def test_metrics_come_in_pages_without_the_superseded(master: Running) -> None:
