@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,8 @@ class Host:
     """A node of a job: its name or address for the other nodes, and the number of its ranks."""
 
     name: str
-    slots: int
+    slots: int = 0
+    """0 in the result of a finder: as many as this node has GPUs."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +88,17 @@ class Layout:
         return dict(enumerate(nodes)).get(rank)
 
 
-@dataclass(frozen=True)
-class LayoutRequest:
-    """Input of the finders of a layout: ``slots`` and ``notice`` are this node's unless something sets others."""
-
-    options: argparse.Namespace
-    environment: Environment
-    slots: int
-    notice: str
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Variables of launchers and schedulers."""
-        return self.environment.launch
-
-
 def find_layout(options: argparse.Namespace, environment: Environment) -> Layout:
     """Return the layout from the first source that applies.
 
     Raises:
         UsageError: If options or variables contradict each other, are missing or malformed.
     """
-    slots = options.nproc_per_node or gpus(environment)
-    request = LayoutRequest(options, environment, slots or 1, "")
-    if not slots:
-        request = replace(request, notice=NO_GPU_NOTICE)
     try:
-        layout = next(filter(None, (find(request) for find in _FINDERS)))
+        layout = next(filter(None, (find(options, environment) for find in _FINDERS)))
     except ValueError as e:
         raise UsageError(str(e)) from e
+    layout = _fill_slots(layout, options, environment)
     if not layout.multi_node:
         return replace(layout, port=options.master_port or 0)
     if options.master_addr is not None:
@@ -123,18 +106,34 @@ def find_layout(options: argparse.Namespace, environment: Environment) -> Layout
     return replace(layout, port=options.master_port or layout.port or PORT)
 
 
-def _from_host_options(request: LayoutRequest) -> Layout | None:
+def _fill_slots(layout: Layout, options: argparse.Namespace, environment: Environment) -> Layout:
+    """Return the layout with ``--nproc-per-node`` on all nodes, else with the GPUs of this one for missing numbers."""
+    slots = options.nproc_per_node
+    if slots:
+        return replace(layout, hosts=tuple(Host(host.name, slots) for host in layout.hosts))
+    if all(host.slots for host in layout.hosts):
+        return layout
+    slots = gpus(environment)
+    hosts = tuple(Host(host.name, host.slots or slots or 1) for host in layout.hosts)
+    if slots:
+        return replace(layout, hosts=hosts)
+    return replace(layout, hosts=hosts, notice=NO_GPU_NOTICE)
+
+
+# Finders return None where their source does not apply.
+
+
+def _from_host_options(options: argparse.Namespace, environment: Environment) -> Layout | None:
     """Return the layout of ``--hostfile FILE`` or ``--hosts A:2,B:2``."""
-    options = request.options
     rank = options.node_rank
     if options.hostfile is not None and options.hosts is not None:
         raise UsageError("--hostfile and --hosts are exclusive: pass one of them")
     if options.hostfile is not None:
         source = options.hostfile
-        hosts = read_hostfile(source, options.nproc_per_node)
+        hosts = read_hostfile(source)
     elif options.hosts is not None:
         source = f"--hosts {options.hosts}"
-        hosts = read_hosts(options.hosts, options.nproc_per_node)
+        hosts = read_hosts(options.hosts)
     else:
         return None
     if options.nnodes not in (None, len(hosts)):
@@ -147,46 +146,43 @@ def _from_host_options(request: LayoutRequest) -> Layout | None:
     return Layout(source, hosts, rank)
 
 
-def _from_node_options(request: LayoutRequest) -> Layout | None:
+def _from_node_options(options: argparse.Namespace, environment: Environment) -> Layout | None:
     """Return the layout of ``--nnodes N --node-rank R --master-addr A``: nodes like this one."""
-    nnodes = request.options.nnodes
-    rank = request.options.node_rank
+    nnodes = options.nnodes
+    rank = options.node_rank
     if nnodes is None:
         return None
     if nnodes == 1:
-        return _single_node(request)
+        return _single_node(options, environment)
     if rank is None:
         raise UsageError(f"--nnodes {nnodes}: pass the number of this node, from 0, with --node-rank R")
     if rank >= nnodes:
         raise UsageError(f"--node-rank {rank}: expected a number below --nnodes {nnodes}")
-    if request.options.master_addr is None:
+    if options.master_addr is None:
         raise UsageError(f"--nnodes {nnodes}: pass the address of node 0 with --master-addr HOST")
-    return _uniform("--nnodes", request, nnodes, rank, request.options.master_addr)
+    return _uniform("--nnodes", nnodes, rank, options.master_addr)
 
 
-def _from_allocation(request: LayoutRequest) -> Layout | None:
+def _from_allocation(options: argparse.Namespace, environment: Environment) -> Layout | None:
     """Return the layout of a master's allocation, whose files hold slots and addresses."""
     if (info := get_cluster_info()) is None:
         return None
-    hosts = tuple(
-        Host(address, request.options.nproc_per_node or slots or request.slots)
-        for address, slots in zip(info.container_addrs, info.container_slot_counts, strict=True)
-    )
+    addresses = zip(info.container_addrs, info.container_slot_counts, strict=True)
+    hosts = tuple(Host(address, slots) for address, slots in addresses)
     port = int(os.environ.get("C10D_PORT") or 29400)
-    layout = Layout(f"allocation {info.allocation_id}", hosts, info.container_rank, port)
-    if info.slot_ids:
-        return layout
-    return replace(layout, notice=request.notice)
+    return Layout(f"allocation {info.allocation_id}", hosts, info.container_rank, port)
 
 
-def _from_mpi(environment: type[JobEnvironment], request: LayoutRequest) -> Layout | None:
+def _from_mpi(
+    implementation: type[JobEnvironment], options: argparse.Namespace, environment: Environment
+) -> Layout | None:
     """Return the layout of ``mpirun``, which started this launcher and one on each other node."""
-    mpi = environment(request.variables)
-    if not all(map(request.variables.get, mpi.names[:2])):
+    mpi = implementation(environment.launch)
+    if not all(map(mpi.variables.get, mpi.names[:2])):
         return None
     nodes = mpi.size()
-    chief = request.options.master_addr or request.environment.chief_ip
-    launchers = request.variables.get(mpi.names[3], "1")  # `srun --mpi=pmi2` does not set it
+    chief = options.master_addr or environment.chief_ip
+    launchers = mpi.variables.get(mpi.names[3], "1")  # `srun --mpi=pmi2` does not set it
     if nodes > 1 and launchers != "1":
         raise UsageError(
             f"mpirun started {launchers} launchers on this node, each of which would start all of its ranks: start "
@@ -195,13 +191,13 @@ def _from_mpi(environment: type[JobEnvironment], request: LayoutRequest) -> Layo
         )
     if nodes > 1 and not chief:
         raise UsageError("MPI does not publish the address of node 0: add --master-addr HOST")
-    return _uniform("mpirun", request, nodes, mpi.rank(), chief or "127.0.0.1")
+    return _uniform("mpirun", nodes, mpi.rank(), chief or "127.0.0.1")
 
 
-def _from_slurm(request: LayoutRequest) -> Layout | None:
+def _from_slurm(options: argparse.Namespace, environment: Environment) -> Layout | None:
     """Return the layout of a Slurm job, in a step of ``srun`` or in an ``sbatch`` script."""
-    slurm = Slurm(request.variables)
-    if not all(map(request.variables.get, ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"))):
+    slurm = Slurm(environment.launch)
+    if not all(map(slurm.variables.get, ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"))):
         return None
     nodes = slurm.nodes()
     most_tasks = max(tasks for _, tasks in nodes)
@@ -215,34 +211,33 @@ def _from_slurm(request: LayoutRequest) -> Layout | None:
             f"the job has {len(nodes)} nodes, but this launcher runs on one of them: start one on each, with "
             "srun --ntasks-per-node=1 before the command (or use this node alone: --nnodes 1)"
         )
-    slots = request.options.nproc_per_node
-    if not slots and request.variables.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
-        slots = slurm.number("SLURM_GPUS_ON_NODE")
-    if not slots and most_tasks == 1:
-        slots = request.slots
-    hosts = tuple(Host(name, slots or tasks) for name, tasks in nodes)
+    if slurm.variables.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
+        gpus_on_node = slurm.number("SLURM_GPUS_ON_NODE")
+        hosts = tuple(Host(name, gpus_on_node) for name, _ in nodes)
+    elif most_tasks > 1:
+        hosts = tuple(Host(name, tasks) for name, tasks in nodes)
+    else:
+        hosts = tuple(Host(name) for name, _ in nodes)
     # Equal on all nodes and different for each job. Steps of 2, as the launchers meet at the port after it.
     port = 20000 + 2 * (slurm.number("SLURM_JOB_ID") % 5000)
-    layout = Layout(f"Slurm job {request.variables['SLURM_JOB_ID']}", hosts, port=port)
+    node_rank = 0
     if slurm.is_step():
-        layout = replace(layout, node_rank=slurm.node_rank())
-    if max(host.slots for host in hosts) > 1:
-        return layout
-    return replace(layout, notice=request.notice)
+        node_rank = slurm.node_rank()
+    return Layout(f"Slurm job {slurm.variables['SLURM_JOB_ID']}", hosts, node_rank, port)
 
 
-def _single_node(request: LayoutRequest) -> Layout:
-    return Layout("this node", (Host("127.0.0.1", request.slots),), notice=request.notice)
+def _single_node(options: argparse.Namespace, environment: Environment) -> Layout:
+    return Layout("this node", (Host("127.0.0.1"),))
 
 
-def _uniform(source: str, request: LayoutRequest, nodes: int, rank: int, chief: str) -> Layout:
+def _uniform(source: str, nodes: int, rank: int, chief: str) -> Layout:
     """Return a layout of nodes with as many slots as this one. The launchers compare sizes when they connect."""
-    hosts = (Host(chief, request.slots), *(Host(f"node{index}", request.slots) for index in range(1, nodes)))
-    return Layout(source, hosts, rank, hosts_are_addresses=False, notice=request.notice)
+    hosts = (Host(chief), *(Host(f"node{index}") for index in range(1, nodes)))
+    return Layout(source, hosts, rank, hosts_are_addresses=False)
 
 
 # Open MPI before Slurm, as mpirun may run inside of a Slurm job; Slurm before Hydra, as srun sets PMI's variables too.
-_FINDERS: tuple[Callable[[LayoutRequest], Layout | None], ...] = (
+_FINDERS: tuple[Callable[[argparse.Namespace, Environment], Layout | None], ...] = (
     _from_host_options,
     _from_node_options,
     _from_allocation,
@@ -261,12 +256,8 @@ def gpus(environment: Environment) -> int:
     return min(devices, sum(part.strip() not in ("", "-1") for part in environment.cuda_visible_devices.split(",")))
 
 
-def read_hostfile(path: str, slots: int | None = None) -> tuple[Host, ...]:
-    """Return the hosts of a file with lines of ``NAME slots=N``; ``#`` begins a comment.
-
-    Args:
-        path: path of the file.
-        slots: slots of each host instead of the file's. Without both, a host has 1.
+def read_hostfile(path: str) -> tuple[Host, ...]:
+    """Return the hosts of a file with lines of ``NAME slots=N`` (default: 1); ``#`` begins a comment.
 
     Raises:
         UsageError: If the file cannot be read or is malformed; the message names file and line.
@@ -278,13 +269,13 @@ def read_hostfile(path: str, slots: int | None = None) -> tuple[Host, ...]:
     except UnicodeDecodeError as e:
         raise UsageError(f"hostfile {path} is not text: {e}") from e
     lines = [(f"{path}:{number}", line.split("#")[0].split()) for number, line in enumerate(text.splitlines(), 1)]
-    hosts = [_parse_host(place, words, slots) for place, words in lines if words]
+    hosts = [_parse_host(place, words) for place, words in lines if words]
     if not hosts:
         raise UsageError(f"hostfile {path} is empty: expected lines like `node1 slots=4`")
     return _check_distinct(path, hosts)
 
 
-def read_hosts(text: str, slots: int | None = None) -> tuple[Host, ...]:
+def read_hosts(text: str) -> tuple[Host, ...]:
     """Return the hosts in ``NAME:N,NAME:N``; an IPv6 address before a number stands in brackets.
 
     Raises:
@@ -296,11 +287,11 @@ def read_hosts(text: str, slots: int | None = None) -> tuple[Host, ...]:
         if match := re.fullmatch(r"\[(.*)\](?::(.*))?|([^:]*):([^:]*)", part):
             name, *count = (group for group in match.groups() if group is not None)
             words = [name, *(f"slots={number}" for number in count)]
-        hosts.append(_parse_host(f"--hosts {text}", words, slots))
+        hosts.append(_parse_host(f"--hosts {text}", words))
     return _check_distinct(f"--hosts {text}", hosts)
 
 
-def _parse_host(place: str, words: list[str], slots: int | None) -> Host:
+def _parse_host(place: str, words: list[str]) -> Host:
     name, *rest = words
     if not _NAME.fullmatch(name):
         raise UsageError(f"{place}: invalid host name {name!r}: expected NAME slots=N")
@@ -309,7 +300,7 @@ def _parse_host(place: str, words: list[str], slots: int | None) -> Host:
         raise UsageError(f"{place}: expected {name} slots=N, found {' '.join(words)!r}")
     if match[1] and not int(match[1]):
         raise UsageError(f"{place}: {name} slots=0: expected 1 or more, or no such line")
-    return Host(name, slots or int(match[1] or 1))
+    return Host(name, int(match[1] or 1))
 
 
 def _check_distinct(source: str, hosts: list[Host]) -> tuple[Host, ...]:

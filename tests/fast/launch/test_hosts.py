@@ -50,7 +50,6 @@ def test_read_hostfile_accepts_comments_blanks_and_addresses(tmp_path: Path) -> 
     path = hostfile(tmp_path, "# two\nnode1 slots=4  # the first\n\n  10.0.0.2\tslots=2\r\nfe80::1 slots=1\nplain\n")
     hosts = (Host("node1", 4), Host("10.0.0.2", 2), Host("fe80::1", 1), Host("plain", 1))
     assert read_hostfile(path) == hosts
-    assert [host.slots for host in read_hostfile(path, slots=3)] == [3, 3, 3, 3]
     assert read_hostfile(write_hostfile(str(tmp_path / "again"), hosts)) == hosts
 
 
@@ -85,7 +84,6 @@ def test_read_hostfile_of_an_unreadable_file_raises(tmp_path: Path) -> None:
 
 def test_read_hosts_parses_names_addresses_and_slots() -> None:
     assert read_hosts("a:2,b:1,c") == (Host("a", 2), Host("b", 1), Host("c", 1))
-    assert read_hosts("a:2,b:1", slots=4) == (Host("a", 4), Host("b", 4))
     assert read_hosts("::1") == (Host("::1", 1),)
     assert read_hosts("[fd79::1]:2,[fd79::2],b:1") == (Host("fd79::1", 2), Host("fd79::2", 1), Host("b", 1))
 
