@@ -7,10 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from det_core._json import equal_json, is_number, str_to_nonfinite
+from det_core.config import Experiment
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _trials
-from det_core.master.service._access import know_trial, live_trial
+from det_core.master.service._access import experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._lengths import longest
 from det_core.master.service._views import OperationView
 from det_core.master.store import operations, trials
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
+    from det_core.master.store.trials import TrialRow
 
 REASONS = {"INVALID_HP": "INVALID_HP", "INIT_INVALID_HP": "INVALID_HP", "USER_REQUESTED_STOP": "USER_REQUESTED_STOP"}
 
@@ -81,11 +83,22 @@ def as_number(value: Any) -> float | None:
 
 
 async def progress(hub: Hub, trial_id: int, value: float, is_raw: bool, allocation_id: str | None) -> None:
-    """A trial says how far it is."""
-    await know_trial(hub, trial_id)
+    """Note how far a trial is: of a managed one that runs, or of an unmanaged one that has not ended."""
     if not math.isfinite(value) or value < 0:
         value = 0.0
+    if trial_id not in hub.live.trials:
+        row = await trial_row(hub, trial_id)
+        if row.unmanaged and not State(row.state).terminal:
+            await _progress_of_unmanaged(hub, row, value, is_raw)
+            return
     await hub.actor.do(lambda tx: progressed(tx, live_trial(hub, trial_id, allocation_id), value, is_raw=is_raw))
+
+
+async def _progress_of_unmanaged(hub: Hub, row: TrialRow, value: float, is_raw: bool) -> None:
+    whole = longest(Experiment((await experiment_row(hub, row.experiment_id)).config))
+    if not is_raw:
+        value = value / whole if whole else 0.0
+    await hub.store.write(lambda conn: trials.change(conn, row.id, progress=min(value, 1.0)))
 
 
 def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool) -> None:

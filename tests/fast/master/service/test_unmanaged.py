@@ -34,6 +34,10 @@ def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
                 await s.start_trial(trial, resume=False)
             assert (await s.patch_trial(trial, state="RUNNING"))["state"] == "RUNNING"
             assert (await s.experiment(number))["state"] == "RUNNING"
+            await s.progress(trial, 0.25, is_raw=True)
+            assert (await s.trial(trial))["progress"] == 0.25
+            await s.progress(trial, 75_000_000)
+            assert (await s.trial(trial))["progress"] == 0.75
             await s.report_metrics(trial, 1, "validation", 3, {"loss": 0.5})
             assert await s.journal(trial, 1, 0, []) == 0
             await s.register_checkpoint("c", f"{number}.T", metadata={"steps_completed": 3}, resources={})
@@ -44,6 +48,8 @@ def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
             with pytest.raises(Invalid, match="state"):
                 await s.patch_trial(trial, state="DREAMING")
             assert (await s.patch_trial(trial, state="COMPLETED"))["state"] == "COMPLETED"
+            with pytest.raises(Fenced):
+                await s.progress(trial, 0.5, is_raw=True)
             ended = await s.wait_experiment(number, 10)
             assert ended["state"] == "COMPLETED" and ended["best_metric"] == 0.5
             for refused in (s.pause(number), s.kill(number), s.kill_trial(trial), s.continue_experiment(number)):
