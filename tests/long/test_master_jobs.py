@@ -18,7 +18,7 @@ __all__ = ["jobs", "single"]
     "check",
     [
         short.test_ack_of_a_pause_pauses_whatever_the_status,
-        short.test_ack_for_want_of_operations_parks_or_completes_whatever_the_status,
+        short.test_ack_for_want_of_operations_parks_and_a_failure_after_it_counts,
         short.test_ack_that_nobody_asked_for_starts_again_and_counts_as_a_restart,
     ],
 )

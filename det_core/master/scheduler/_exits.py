@@ -119,6 +119,8 @@ class TrialFacts:
     """Whether this allocation was told to stop: by pause, cancel, the scheduler or its search."""
     early_exit: str | None = None
     """Reason that the script gave for an early exit: ``INVALID_HP`` or ``USER_REQUESTED_STOP``."""
+    failed: bool = False
+    """Whether this allocation's process failed by itself, also if it had acknowledged before."""
     lost: int = 0
     """Number of its allocations, with this one, that were lost in a row without a new checkpoint."""
 
@@ -139,23 +141,28 @@ class Next:
 def after_exit(trial: TrialFacts, kind: ExitKind) -> Next:
     """Return what a trial does next: the first row of the table that applies.
 
-    It differs from the wire contract's table in four points. A trial that acknowledges a preemption that nobody asked
+    It differs from the wire contract's table in five points. A trial that acknowledges a preemption that nobody asked
     for, with an operation left, is allocated again, but counts as restarted: it would go on for ever otherwise. A trial
     that ended for its hyperparameters is reported to its search as ``invalid_hp``, however its process ended. One that
     was to end anyway does not fail because something from outside was quicker. And one that is lost again and again
-    without a new checkpoint counts as failing: it may be what brings its machine down.
+    without a new checkpoint counts as failing: it may be what brings its machine down. And one that acknowledges that
+    it has no operation left, and then fails, has failed.
     """
-    has_failed = kind is ExitKind.FAILED
     if trial.state.stopping:
-        return _end(trial, State.ERROR if has_failed else trial.state.end)
-    if trial.stopped or (trial.closed and trial.op_complete):
-        return _end(trial, State.ERROR if has_failed else State.COMPLETED)
+        return _end(trial, State.ERROR if kind is ExitKind.FAILED else trial.state.end)
+    if trial.stopped:
+        return _end(trial, State.ERROR if kind is ExitKind.FAILED else State.COMPLETED)
+    fails_after_ack = kind is ExitKind.PREEMPTED and trial.failed
+    if trial.closed and trial.op_complete:
+        return _end(trial, State.ERROR if kind is ExitKind.FAILED or fails_after_ack else State.COMPLETED)
     if kind is ExitKind.TRANSIENT and trial.lost <= MAX_LOSSES:
         return _again(trial, trial.restarts)
     if kind.is_error:
         return _count_failure(trial)
     if kind is ExitKind.STOPPED or trial.early_exit is not None:
         return _end(trial, State.COMPLETED)
+    if fails_after_ack and trial.op_complete and trial.state is not State.PAUSED:
+        return _count_failure(trial)
     if kind is ExitKind.PREEMPTED and not trial.signalled and not trial.op_complete:
         return _count_failure(trial)
     return _again(trial, trial.restarts)

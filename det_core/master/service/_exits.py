@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from det_core.master.scheduler import State, Step, TrialFacts, after_exit, classify
+from det_core.master.scheduler import ExitKind, State, Step, TrialFacts, after_exit, classify
 from det_core.master.service import _trials
 from det_core.master.store import allocations, key_values, tokens, trials
 
 if TYPE_CHECKING:
     from det_core.master.engines import ExitReport
-    from det_core.master.scheduler import ExitKind, Next
+    from det_core.master.scheduler import Next
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation, LiveTrial
     from det_core.search import ExitReason
 
 ENDED = "ENDED"
+INVALID_HP = "its script raised InvalidHP: these hyperparameters cannot be trained"
+"""Error of a trial that ended for its hyperparameters, which is COMPLETED."""
 
 
 def log_mark(allocation_id: str) -> str:
@@ -43,6 +45,7 @@ def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport) -> 
         status=report.status,
         signal=report.signal,
     )
+    has_failed = kind.is_error or (kind is ExitKind.PREEMPTED and _failed(report))
     _write(tx, allocation, report, kind)
     tx.then(hub.signals.close, allocation_id)
     after = after_exit(
@@ -55,11 +58,12 @@ def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport) -> 
             stopped=trial.stopped,
             signalled=allocation.preempt_time is not None,
             early_exit=trial.early_exit,
+            failed=has_failed,
             lost=trial.losses.note(kind, allocation.latest_checkpoint),
         ),
         kind,
     )
-    _follow(hub, tx, trial, after, _told(allocation_id, report) if kind.is_error else None)
+    _follow(hub, tx, trial, after, _told(allocation_id, report) if has_failed else None)
     hub.live.touch(trial.experiment)
 
 
@@ -68,13 +72,24 @@ def _follow(hub: Hub, tx: Transaction, trial: LiveTrial, after: Next, error: str
     counted = after.restarts != trial.restarts
     trial.restarts = after.restarts
     if after.step is Step.END:
-        error = error if after.state is State.ERROR else None
+        if after.reason == "invalid_hp":
+            error = INVALID_HP
+        elif after.state is not State.ERROR:
+            error = None
         _trials.end(hub, tx, trial, after.state, cast("ExitReason", after.reason), error)
         return
     if counted or error is not None:
         tx.write(trials.change, trial.id, restarts=trial.restarts, error=error)
     if after.step is Step.ALLOCATE:
         _trials.enqueue(hub, trial)
+
+
+def _failed(report: ExitReport) -> bool:
+    """Return whether a process that acknowledged that it is about to exit failed by itself then."""
+    kind = classify(
+        killed=False, acked=False, begun=report.started, lost=report.lost, status=report.status, signal=report.signal
+    )
+    return kind is ExitKind.FAILED
 
 
 def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind: ExitKind) -> None:

@@ -146,7 +146,8 @@ def end(
     tx.write(trials.change, trial.id, state=state.value, error=error, restarts=trial.restarts, end_time=_clock.now())
     del experiment.trials[trial.request_id], hub.live.trials[trial.id]
     if trial.reopened:
-        experiment.error = error or experiment.error
+        if state is State.ERROR:
+            experiment.error = error or experiment.error
     else:
         experiment.pending.append(Exited(trial.request_id, reason))
     hub.live.touch(experiment)

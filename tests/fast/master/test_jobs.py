@@ -82,16 +82,20 @@ def test_ack_of_a_pause_pauses_whatever_the_status(jobs: Jobs, status: int = 9) 
     assert (trial.restarts, trial.steps_completed) == (0, 3)
 
 
-def test_ack_for_want_of_operations_parks_or_completes_whatever_the_status(jobs: Jobs, status: int = 9) -> None:
-    """Both trials train to the first rung, and then the better of them to the second."""
+def test_ack_for_want_of_operations_parks_and_a_failure_after_it_counts(jobs: Jobs, status: int = 9) -> None:
+    """Both trials train to the first rung, and then the better of them to the second; the other one is closed."""
     script = "with begin() as ctx:\n    count(ctx)\nraise SystemExit(hparams['status'])\n"
     seed = {"experiment_seed": 16}  # with it the first trial is the better one, and is parked
-    experiment = jobs.create(script, ASHA, hyperparameters={"status": status, **LR}, reproducibility=seed)
-    found = {trial.hparams["lr"]: jobs.runs(trial) for trial in jobs.ended(experiment, "COMPLETED")}
-    better, worse = min(found), max(found)
-    assert found[worse] == [("preempted", status, 0)]
-    assert found[better] == [("preempted", status, 0), ("preempted", status, 2)]
-    assert [(t.state, t.restarts) for t in experiment.trials()] == [("COMPLETED", 0)] * 2
+    hparams = {"status": status, **LR}
+    experiment = jobs.create(script, ASHA, hyperparameters=hparams, reproducibility=seed, max_restarts=1)
+    state = "ERROR" if status else "COMPLETED"
+    trials = {trial.hparams["lr"]: trial for trial in jobs.ended(experiment, state)}
+    better = trials[min(trials)]
+    worse = trials[max(trials)]
+    assert jobs.runs(worse) == [("preempted", status, 0)]
+    assert jobs.runs(better) == [("preempted", status, 0), ("preempted", status, 2)]
+    assert (better.state, better.restarts) == (state, int(status != 0)), "parked, and then in error"
+    assert (worse.state, worse.restarts) == (state, 0)
 
 
 def test_ack_that_nobody_asked_for_starts_again_and_counts_as_a_restart(jobs: Jobs, status: int = 9) -> None:

@@ -98,6 +98,20 @@ def test_row_2_a_trial_that_its_search_is_done_with_ends(facts: TrialFacts) -> N
     assert after_exit(facts, K.FAILED) == over(State.ERROR, "errored")
 
 
+def test_row_2_one_that_fails_after_its_last_operation_is_in_error() -> None:
+    done = trial(op_complete=True, closed=True, failed=True, signalled=True)
+    assert after_exit(done, K.PREEMPTED) == over(State.ERROR, "errored")
+    assert after_exit(trial(stopped=True, failed=True), K.PREEMPTED) == over(State.COMPLETED, "completed")
+
+
+def test_one_that_fails_after_an_operation_is_parked_and_counted() -> None:
+    facts = {"op_complete": True, "failed": True, "signalled": True}
+    assert after_exit(trial(**facts), K.PREEMPTED) == Next(Step.PARK, State.ACTIVE, 2)
+    assert after_exit(trial(restarts=5, **facts), K.PREEMPTED) == over(State.ERROR, "errored", restarts=6)
+    assert after_exit(trial(State.PAUSED, **facts), K.PREEMPTED) == Next(Step.PARK, State.PAUSED, 1)
+    assert after_exit(trial(failed=True, signalled=True), K.PREEMPTED) == again()
+
+
 def test_row_2_is_not_for_one_that_is_closed_with_an_operation_left() -> None:
     assert after_exit(trial(closed=True), K.FAILED) == again(2)
 
@@ -172,6 +186,7 @@ any_facts = st.builds(
     stopped=st.booleans(),
     signalled=st.booleans(),
     early_exit=st.sampled_from([None, "INVALID_HP", "USER_REQUESTED_STOP"]),
+    failed=st.booleans(),
     lost=st.integers(0, 7),
 )
 

@@ -1,6 +1,6 @@
 """Ends of allocations at moments that real scripts do not meet on purpose (wire contract, §13.3 to §13.5).
 
-The tables are in ``scheduler/test_exit.py`` and ``test_trial.py``; the rows with real scripts in ``test_jobs.py``.
+The tables are in ``scheduler/test_exits.py``; the rows with real scripts in ``test_jobs.py``.
 """
 
 from __future__ import annotations
@@ -49,6 +49,41 @@ def test_one_that_gave_up_and_lives_on_is_killed(tmp_path: Path) -> None:
         assert (await only(b, number))["state"] == "CANCELED"
 
     with_bench(tmp_path, script, check, early_exit_grace=0.05)
+
+
+@pytest.mark.parametrize("searcher, restarts, state", [(SINGLE, 0, "ERROR"), (ASHA, 1, "COMPLETED")])
+def test_one_that_fails_after_its_last_operation_has_failed(
+    tmp_path: Path, searcher: dict[str, Any], restarts: int, state: str
+) -> None:
+    """One of a single search is in error; one that its search may promote is counted, parked, and asked for more."""
+
+    async def script(trial: Trial) -> int:
+        status = await train(trial)
+        return 1 if trial.spec.trial_id == 1 and trial.spec.trial_run_id == 1 else status
+
+    async def check(b: Bench) -> None:
+        number = await b.create(searcher)
+        await b.ended(number)
+        first = (await b.service.trials(number))[0]
+        assert (first["state"], first["restarts"]) == (state, restarts)
+        assert (first["error"] is None) == (state == "COMPLETED")
+        assert first["operation_completed"], "what it had completed counts"
+
+    with_bench(tmp_path, script, check)
+
+
+def test_one_of_invalid_hyperparameters_says_so(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        await trial.early_exit()
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE)
+        await b.ended(number)
+        view = await only(b, number)
+        assert view["state"] == "COMPLETED" and "raised InvalidHP" in view["error"]
+
+    with_bench(tmp_path, script, check)
 
 
 def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: Path) -> None:
