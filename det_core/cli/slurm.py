@@ -27,7 +27,17 @@ examples:
 
 The script is one run, by the ID that is printed. It is asked to save before each time limit, and resumes in the next
 job until it is done. DET_CORE_HOME is a directory that all nodes see."""
-_SLURM_OPTIONS = ("partition", "account", "qos", "time", "gpus-per-node", "cpus-per-task", "mem", "constraint")
+_SLURM_OPTIONS = {
+    "partition": ["-p"],
+    "account": ["-A"],
+    "qos": ["-q"],
+    "time": ["-t"],
+    "gpus-per-node": [],
+    "cpus-per-task": ["-c"],
+    "mem": [],
+    "constraint": ["-C"],
+}
+"""Options of sbatch by their long names, with its letters for them."""
 
 chain_argument = click.argument("run", metavar="RUN", shell_complete=complete_chains)
 
@@ -43,10 +53,13 @@ def command() -> None:
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Declare the options of a chain, and its command."""
     options: list[Callable[..., Any]] = [
-        *(click.option(f"--{name}", metavar="X", help="As sbatch takes it.") for name in _SLURM_OPTIONS),
-        click.option("--nodes", type=COUNT, default=1, metavar="N", help="Number of nodes (default: 1)."),
+        *(
+            click.option(*letters, f"--{name}", metavar="X", help="As sbatch takes it.")
+            for name, letters in _SLURM_OPTIONS.items()
+        ),
+        click.option("-N", "--nodes", type=COUNT, default=1, metavar="N", help="Number of nodes (default: 1)."),
         click.option("--sbatch", metavar="KEY[=VALUE]", multiple=True, help="Any other option of sbatch."),
-        click.option("--name", default="", help="Name of the jobs (default: the script's)."),
+        click.option("-J", "--name", default="", help="Name of the jobs (default: the script's)."),
         click.option(
             "--setup",
             metavar="FILE|LINE",

@@ -113,7 +113,7 @@ class Job:
         if end:
             advice = f"to look at it: det-core runs show {self._chain.run_id}"
             if not end.startswith("done"):
-                advice += f"; to go on: DET_CORE_RESUME={self._chain.run_id} det-core slurm submit …"
+                advice += f"; to continue it: DET_CORE_RESUME={self._chain.run_id} det-core slurm submit …"
             print_notice(f"chain {self._chain.name} has ended: {end}; {advice}")
             self._chain.save(end)  # after the line, which is the last that those who follow the logs see
             self.cancel_next()
@@ -152,7 +152,7 @@ class Job:
             if received and self._find_cause(self._record, received) == CANCELLED:
                 self._chain.write("cancel", b"save")
             elif received or _clock.now() >= self._stop_at:
-                print_notice("this job has waited until its stop time; the next one goes on waiting")
+                print_notice("this job has waited until its stop time; the next one continues to wait")
                 return False
 
     def _judge(self) -> str:

@@ -124,7 +124,7 @@ class JobOptions:
 def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Chain:
     """Make a chain and submit its first job, or the first ``options.chain`` at once.
 
-    ``DET_CORE_RESUME`` in this process's environment names a run that the chain goes on with, instead of a new one.
+    ``DET_CORE_RESUME`` in this process's environment names a run that the chain continues, instead of a new one.
 
     Args:
         home: where runs are kept; all nodes have to see it.
@@ -134,14 +134,14 @@ def submit(home: Path, options: JobOptions, variables: Sequence[str] = ()) -> Ch
     Raises:
         ValueError: If the options are invalid, the command is not there, or a chain of the run has not ended.
         SlurmError: If sbatch refuses, in its words; nothing is left then of a new run.
-        RunError: If the run's directory cannot be made, or the run to go on with is not there.
+        RunError: If the run's directory cannot be made, or the run to continue is not there.
     """
     options.check()
     options.check_command()
     environment = environment_file(changed_environment({}), variables)
     resume = Environment.read().resume or ""
     if resume == "latest":
-        raise ValueError("DET_CORE_RESUME=latest: expected the ID of a run to go on with; unset it for a new run")
+        raise ValueError("DET_CORE_RESUME=latest: expected the ID of a run to continue; unset it for a new run")
     chain = Chain.create(home, options.chain_name, options.command, resume)
     try:
         chain.write("env.sh", environment)

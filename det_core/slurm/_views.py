@@ -37,8 +37,9 @@ def describe(chain: Chain, listed: Sequence[QueuedJob] | None) -> dict[str, Any]
         state = CANCELLED
     elif not state:
         state = "broken off"
-        go_on = shlex.join(chain.submit_command("--export=NIL"))
-        advice = f"no job of {chain.name} is queued; to go on: {go_on}; to end it: det-core slurm cancel {chain.run_id}"
+        submit = shlex.join(chain.submit_command("--export=NIL"))
+        end = f"det-core slurm cancel {chain.run_id}"
+        advice = f"no job of {chain.name} is queued; to continue it: {submit}; to end it: {end}"
         if lost := _never_began(chain):
             advice = f"{lost}; {advice}"
     checkpoint, step = newest_checkpoint(RunRecord(chain.run_path))

@@ -62,7 +62,7 @@ def test_chain_whose_successor_was_cancelled_is_broken_off_and_goes_on_by_the_co
     chain.wait(lambda: not cluster.slurm.jobs())
     listed = cluster.det_core("list")
     assert "broken off" in listed.stdout
-    command = listed.stderr.partition("to go on: ")[2].partition("; to end it")[0]
+    command = listed.stderr.partition("to continue it: ")[2].partition("; to end it")[0]
     cluster.run("sh", "-c", command)
     assert chain.wait_for_end() == "done"
     chain.check_every_step_once(50)

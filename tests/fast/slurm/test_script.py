@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from det_core.cli.slurm import command
 from det_core.slurm import JobOptions, batch_file, submit
 from det_core.slurm._script import environment_file, parse_limit
 
@@ -94,6 +96,15 @@ def test_batch_file_is_a_shell_script_with_the_options_of_sbatch(tmp_path: Path)
     on_another_node = text.replace("\npython=", "\npython=/not/there")
     done = subprocess.run(["bash"], input=on_another_node, capture_output=True, text=True)
     assert (done.returncode, "has no /not/there" in done.stderr) == (127, True)
+
+
+def test_script_takes_the_letters_of_sbatch_before_the_command_alone() -> None:
+    words = "script -p gpu -t 1 -N 2 -c 3 -J fit -- python train.py -t 5"
+    lines = CliRunner().invoke(command, words.split()).output.splitlines()
+    assert {f"#SBATCH --{x}" for x in ("partition=gpu", "time=1", "nodes=2", "cpus-per-task=3", "job-name=fit")} < set(
+        lines
+    )
+    assert lines[-1].endswith(f" fit 100 20 {TORCH} python train.py -t 5")
 
 
 def test_environment_file_gives_a_shell_the_variables_of_the_submit(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_describe_shows_what_slurm_says_of_the_jobs(chain: Chain) -> None:
 def test_describe_of_a_chain_without_jobs_says_how_to_go_on(chain: Chain) -> None:
     view = describe(chain, queued(chain)[:1])
     assert view["state"] == "broken off"
-    assert f"to go on: sbatch --parsable --job-name={chain.name}" in view["advice"]
+    assert f"to continue it: sbatch --parsable --job-name={chain.name}" in view["advice"]
     assert view["seconds"] == 60
 
 
