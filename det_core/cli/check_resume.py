@@ -44,7 +44,7 @@ The summary is Markdown. The exit status is 0 if all is equal, and else 1."""
 
 def _check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[str]) -> Sequence[str]:
     if not script and not ctx.resilient_parsing:
-        raise Failure("there is no command to check: det-core check-resume -- python train.py", INVALID)
+        raise Failure("no command to check: det-core check-resume -- python train.py", INVALID)
     return script
 
 

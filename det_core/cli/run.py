@@ -42,7 +42,7 @@ def check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[s
     if ctx.resilient_parsing:
         return script
     if not script:
-        raise Failure(f"there is no command to run: {ctx.command_path} -- python train.py", INVALID)
+        raise Failure(f"no command to run: {ctx.command_path} -- python train.py", INVALID)
     first = script[0]
     if "--" not in ctx.meta["words"] and "runs" in groups_with(ctx, first):
         hint = f"det-core run -- {first}; or did you mean `det-core runs {first}`?"

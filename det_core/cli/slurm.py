@@ -99,7 +99,7 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[str]) -> Sequence[str]:
     if not script and not ctx.resilient_parsing:
-        raise ValueError("there is no command to run: det-core slurm submit --time 4:00:00 -- python train.py")
+        raise ValueError("no command to run: det-core slurm submit --time 4:00:00 -- python train.py")
     return script
 
 

@@ -255,7 +255,7 @@ def test_a_public_address_without_a_token_is_refused(home: Path, command: Comman
         ("e wait 1 --timeout soon", 2, "'soon' is not a number of seconds"),
         ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1 (--master): "),
         ("e list --master ftp://there", 1, "'ftp://there' is no address of a master"),
-        ("run", 2, "there is no command to run"),
+        ("run", 2, "no command to run"),
         ("e create {config} --slots -1", 2, "'-1' is not a number: expected 0 or more"),
         ("run -- fit.py --lr 1", 2, "fit.py is not a command, but a script; to run it: det-core run -- python fit.py"),
         ("run list", 2, "did you mean `det-core runs list`?"),
