@@ -139,6 +139,25 @@ def test_invalid_hp_ends_the_trial(master: Running, tmp_path: Path, monkeypatch:
     assert len(rows(master, spec.trial_id, "training")) == 1
 
 
+def test_reports_that_a_trial_could_not_ship_are_synced(
+    master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = launched(master, tmp_path)
+    with proxy_before(master.url) as proxy:
+        env = {"DET_CORE_SHIP_TIMEOUT": "0.3"}
+        with opened(replace(spec, master_url=proxy.url), tmp_path, monkeypatch, env) as ctx:
+            ctx.train.report_training_metrics(1, {"loss": 1})
+            ctx.train.get_metadata()
+            proxy.begin(lambda number, request: RESET)
+            ctx.train.report_training_metrics(2, {"loss": 2})
+    assert [row["totalBatches"] for row in rows(master, spec.trial_id, "training")] == [1]
+    folder = tmp_path / f"journal-{spec.trial_run_id}"
+    done = sync_run(folder, master.url, TOKEN)
+    assert (done.trial_id, done.state, done.refused) == (spec.trial_id, "", ())
+    assert [row["totalBatches"] for row in rows(master, spec.trial_id, "training")] == [1, 2]
+    assert sync_run(folder, master.url, TOKEN).records == 0
+
+
 def test_bare_run_is_synced_once(master: Running, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, max_length=6) as ctx:
         made = train(ctx)
