@@ -34,7 +34,12 @@ def ignored_in(root: Path) -> Ignored:
 
 
 def walk(
-    root: Path, home: Path | None, *, hidden: bool = True, failed: Callable[[OSError], None] | None = None
+    root: Path,
+    home: Path | None,
+    *,
+    hidden: bool = True,
+    failed: Callable[[OSError], None] | None = None,
+    skipped: Callable[[str, str], None] = lambda path, reason: None,
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield every file and directory with its path below the root; links are followed.
 
@@ -43,8 +48,10 @@ def walk(
         home: Home of runs, which is left out.
         hidden: Whether to yield names that begin with a dot.
         failed: Called with the error of a directory that cannot be read, which is then left out. None: raise it.
+        skipped: Called with the path of what is left out because it is not a file or a directory, and the reason.
     """
     ignored = ignored_in(root)
+    real_root = os.path.realpath(root)
 
     def below(folder: str, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
         try:
@@ -59,17 +66,24 @@ def walk(
             path = prefix + entry.name
             if entry.name in NEVER or (entry.name.startswith(".") and not hidden) or ignored(path):
                 continue
-            if entry.is_file():
+            if os.path.isfile(entry.path):  # not entry.is_file(), which raises for a link to itself
                 yield path, entry
-            elif entry.is_dir():
+            elif os.path.isdir(entry.path):
                 # By real paths: a link to a directory above would be followed for ever.
                 real = os.path.realpath(entry.path)
-                if real in above or ignored(path + "/") or _kept_out(entry.path, real, home):
+                if ignored(path + "/") or _kept_out(entry.path, real, home):
+                    continue
+                if real in above or real_root.startswith(real.rstrip("/") + "/"):
+                    skipped(path, "link to a directory that contains it")
                     continue
                 yield path, entry
                 yield from below(entry.path, path + "/", above | {real})
+            elif entry.is_symlink():
+                skipped(path, "link to nothing")
+            else:
+                skipped(path, "not a regular file")
 
-    yield from below(str(root), "", frozenset([os.path.realpath(root)]))
+    yield from below(str(root), "", frozenset([real_root]))
 
 
 def _kept_out(path: str, real: str, home: Path | None) -> bool:

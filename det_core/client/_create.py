@@ -44,7 +44,7 @@ def create(
     """
     body = {
         "config": _text(config),
-        "modelDefinition": [] if context is None else pack(Path(context), home),
+        "b64Tgz": None if context is None else pack(Path(context), home),
         "activate": activate,
         "validateOnly": validate_only,
         "overrides": list(overrides),

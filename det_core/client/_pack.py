@@ -1,55 +1,61 @@
-"""The context: a folder's files, as they travel to a master (§10)."""
+"""The context: a directory's files, as they travel to a master (§10)."""
 
 from __future__ import annotations
 
+import io
+import logging
 import stat
+import tarfile
 from base64 import b64encode
 from pathlib import Path
-from typing import Any
 
 from det_core._walk import walk
 
-LIMIT = 95 << 20
-"""Bytes that a context may hold."""
-_FILE, _FOLDER = ord("0"), ord("5")
+MAX_BYTES = 95 << 20
+"""Bytes of files that a context may hold."""
+logger = logging.getLogger("det_core")
 
 
-def pack(folder: Path | str, home: Path | None = None) -> list[dict[str, Any]]:
-    """The files of a folder but for those that its ``.detignore`` names, as the master takes them.
+def pack(folder: Path | str, home: Path | None = None) -> str:
+    """Return the files of a directory as a gzipped tar in base64, without those that its ``.detignore`` names.
+
+    A file that cannot travel, such as a pipe, is left out with a warning.
 
     Args:
-        folder: the folder. ``.detignore`` in it has patterns as ``.gitignore`` has.
-        home: the folder that runs are kept in: no part of a context.
+        folder: The directory. ``.detignore`` in it has patterns as ``.gitignore`` has.
+        home: The directory that runs are kept in, which is not part of a context.
 
     Raises:
-        ValueError: there is no such folder, or it holds more than a context may; the message names what is largest.
-        OSError: a file cannot be read.
-        MissingExtra: there is a ``.detignore``, and what reads it is not installed.
+        ValueError: If it is not a directory, or holds more than a context may; the message names what is largest.
+        OSError: If a file cannot be read.
+        MissingExtra: If there is a ``.detignore``, and what reads it is not installed.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"the context {root} is no folder" if root.exists() else f"there is no folder {root}")
-    entries: list[dict[str, Any]] = []
+        raise ValueError(f"the context {root} is not a directory" if root.exists() else f"there is no directory {root}")
     total = 0
-    for path, entry in walk(root, home):
-        status = entry.stat()
-        is_folder = stat.S_ISDIR(status.st_mode)
-        total += 0 if is_folder else status.st_size
-        if total > LIMIT:
-            raise ValueError(_too_large(root, home))
-        content = b"" if is_folder else Path(entry.path).read_bytes()
-        entries.append(
-            {
-                "path": path,
-                "type": _FOLDER if is_folder else _FILE,
-                "content": b64encode(content).decode(),
-                "mtime": str(int(status.st_mtime)),
-                "mode": stat.S_IMODE(status.st_mode),
-                "uid": 0,
-                "gid": 0,
-            }
-        )
-    return entries
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=4) as tar:
+        for path, entry in walk(root, home, skipped=_warn):
+            status = entry.stat()
+            member = tarfile.TarInfo(path)
+            member.mode = stat.S_IMODE(status.st_mode)
+            member.mtime = int(status.st_mtime)
+            if stat.S_ISDIR(status.st_mode):
+                member.type = tarfile.DIRTYPE
+                tar.addfile(member)
+                continue
+            total += status.st_size
+            if total > MAX_BYTES:
+                raise ValueError(_too_large(root, home))
+            content = Path(entry.path).read_bytes()
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return b64encode(packed.getvalue()).decode()
+
+
+def _warn(path: str, reason: str) -> None:
+    logger.warning("leaving %r out of the context: %s", path, reason)
 
 
 def _too_large(root: Path, home: Path | None) -> str:
@@ -59,8 +65,9 @@ def _too_large(root: Path, home: Path | None) -> str:
             top = path.partition("/")[0]
             sizes[top] = sizes.get(top, 0) + entry.stat().st_size
     largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    told = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
+    parts = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
     return (
-        f"the context {root} holds {sum(sizes.values()) / 1e6:.0f} MB, and may hold {LIMIT / 1e6:.0f} MB; the most is "
-        f"in {told}: name what the trials do not need in {root / '.detignore'}, one pattern a line, as in .gitignore"
+        f"the context {root} holds {sum(sizes.values()) / 1e6:.0f} MB, and may hold {MAX_BYTES / 1e6:.0f} MB; the most "
+        f"is in {parts}: name what the trials do not need in {root / '.detignore'}, one pattern a line, as in "
+        ".gitignore"
     )

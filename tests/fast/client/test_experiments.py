@@ -164,7 +164,7 @@ def test_what_cannot_be_is_an_error_of_its_kind(master: client.Master, tmp_path:
     assert len(caught.value.problems) == 3 and isinstance(caught.value, ValueError)
     with pytest.raises(ValueError, match="there is no file"):
         client.create_experiment(tmp_path / "nothing.yaml", master=master)
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="there is no directory"):
         client.create_experiment(CONFIG, tmp_path / "nothing", master=master)
     with pytest.raises(UnknownToMaster, match="there is no experiment 9999"):
         client.experiment(9999, master)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from base64 import b64decode
 from pathlib import Path
 
@@ -18,18 +20,29 @@ def write(root: Path, *paths: str) -> None:
         (root / path).write_text(path)
 
 
+def opened(root: Path, home: Path | None = None) -> tarfile.TarFile:
+    return tarfile.open(fileobj=io.BytesIO(b64decode(pack(root, home))))
+
+
 def packed(root: Path, home: Path | None = None) -> list[str]:
-    return [entry["path"] for entry in pack(root, home)]
+    return opened(root, home).getnames()
 
 
 def test_files_travel_with_content_and_mode(tmp_path: Path) -> None:
     write(tmp_path, "train.py", "sub/run.sh")
     (tmp_path / "sub/run.sh").chmod(0o755)
-    entries = {entry["path"]: entry for entry in pack(tmp_path)}
-    assert list(entries) == ["sub", "sub/run.sh", "train.py"]
-    assert b64decode(entries["sub/run.sh"]["content"]) == b"sub/run.sh"
-    assert (entries["sub/run.sh"]["mode"], entries["sub/run.sh"]["type"]) == (0o755, 48)
-    assert entries["sub"]["type"] == 53
+    with opened(tmp_path) as tar:
+        assert tar.getnames() == ["sub", "sub/run.sh", "train.py"]
+        script = tar.getmember("sub/run.sh")
+        content = tar.extractfile(script)
+        assert content is not None and content.read() == b"sub/run.sh"
+        assert (script.mode, script.isreg()) == (0o755, True)
+        assert tar.getmember("sub").isdir()
+
+
+def test_file_whose_name_is_not_utf8_travels(tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.txt", "w"):
+        assert [os.fsencode(name) for name in packed(tmp_path)] == [b"caf\xe9.txt"]
 
 
 def test_detignore_names_what_stays(tmp_path: Path) -> None:
@@ -50,14 +63,29 @@ def test_links_travel_as_what_they_lead_to(tmp_path: Path) -> None:
     root = tmp_path / "context"
     (root / "lib.py").symlink_to(tmp_path / "outside/lib.py")
     (root / "libs").symlink_to(tmp_path / "outside")
-    (root / "round").symlink_to(root)
-    (root / "broken").symlink_to("nowhere")
-    os.mkfifo(root / "pipe")
     assert packed(root) == ["lib.py", "libs", "libs/lib.py", "train.py"]
 
 
-def test_a_folder_that_is_too_large_says_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pack, "LIMIT", 1000)
+def test_what_cannot_travel_is_left_out_with_a_line_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tmp_path / "context"
+    write(root, "train.py")
+    (root / "round").symlink_to(root)
+    (root / "above").symlink_to("..")
+    (root / "self").symlink_to("self")
+    (root / "broken").symlink_to("nowhere")
+    os.mkfifo(root / "pipe")
+    assert packed(root) == ["train.py"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "leaving 'above' out of the context: link to a directory that contains it",
+        "leaving 'broken' out of the context: link to nothing",
+        "leaving 'pipe' out of the context: not a regular file",
+        "leaving 'round' out of the context: link to a directory that contains it",
+        "leaving 'self' out of the context: link to nothing",
+    ]
+
+
+def test_directory_that_is_too_large_says_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pack, "MAX_BYTES", 1000)
     write(tmp_path, "train.py")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/big.bin").write_bytes(bytes(2000))
@@ -67,9 +95,9 @@ def test_a_folder_that_is_too_large_says_what_is_large(tmp_path: Path, monkeypat
     assert packed(tmp_path) == ["train.py"]
 
 
-def test_a_folder_that_is_none_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no folder"):
+def test_context_that_is_not_a_directory_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no directory"):
         pack(tmp_path / "nothing")
     write(tmp_path, "file")
-    with pytest.raises(ValueError, match="is no folder"):
+    with pytest.raises(ValueError, match="is not a directory"):
         pack(tmp_path / "file")

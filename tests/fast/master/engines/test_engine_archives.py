@@ -7,15 +7,12 @@ import io
 import os
 import tarfile
 from base64 import b64encode
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from det_core.master._errors import Invalid, TooMuch
 from det_core.master.engines import _archive, check_archive, pack_files, unpack_archive
-
-Change = Callable[[tarfile.TarInfo], object]
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
@@ -36,8 +33,7 @@ SYM, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
 REFUSED = {
     "parent": [member("../out")],
     "parent within": [member("a/../../out")],
-    "parent that stays": [member("a/../b")],
-    "absolute": [member("/etc/out")],
+    "the directory itself": [member(".")],
     "link to an absolute path": [member("a", SYM, "/etc/passwd")],
     "link to the parent": [member("a", SYM, "../x")],
     "link deep": [member("d/e", SYM, "../../x")],
@@ -63,33 +59,23 @@ def test_what_reaches_out_is_refused_and_nothing_is_written_outside(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "last",
-    [
-        member("l/evil", size=3),
-        member("l/new/evil", size=3),
-        member("l/new", tarfile.DIRTYPE),
-        member("h", HARD, "l/secret"),
-        member("other", size=3),
-    ],
-    ids=lambda last: last.name,
-)
-def test_a_link_whose_way_is_moved_later_is_found(tmp_path: Path, last: tarfile.TarInfo) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "secret").write_text("secret")
-    source = tgz(member("l", SYM, "d/../x"), member("d", SYM, "."), last)
-    with pytest.raises(Invalid, match="leads out"):
-        unpack_archive(source, tmp_path / "a")
-    assert [p.name for p in (tmp_path / "x").iterdir()] == ["secret"]
-    assert not (tmp_path / "a" / "h").exists()
-
-
-@pytest.mark.parametrize(
     "members", [[member("a"), member("a/b")], [member("h", HARD, "none")], [member("a/b"), member("a")]]
 )
 def test_an_archive_that_contradicts_itself_is_refused(tmp_path: Path, members: list[tarfile.TarInfo]) -> None:
     with pytest.raises(Invalid, match="refused"):
         unpack_archive(tgz(*members), tmp_path)
+
+
+def test_absolute_path_is_taken_below_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    unpack_archive(tgz(member(f"{tmp_path}/out", size=3)), tmp_path / "in")
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in (tmp_path / "in").rglob("out")] == ["out"]
+
+
+def test_name_that_is_not_utf8_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    unpack_archive(tgz(member("caf\udce9", size=3)), tmp_path)
+    assert os.listdir(os.fsencode(tmp_path)) == [b"caf\xe9"]
 
 
 def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:
@@ -101,23 +87,21 @@ def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "l") == "d/f"
 
 
-@pytest.mark.parametrize("mode", ["check", "unpack"])
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     big = io.BytesIO()
     with gzip.GzipFile(fileobj=big, mode="wb") as f:  # 11 GiB that the header announces, and the file lacks
         f.write(member("zeros", size=11 << 30).tobuf(tarfile.GNU_FORMAT))
-    act = check_archive if mode == "check" else lambda source: unpack_archive(source, tmp_path)
     with pytest.raises(TooMuch, match="10 GiB"):
-        act(big)
-    monkeypatch.setattr(_archive, "MAX_UNPACKED", 5000)
+        check_archive(big)
+    monkeypatch.setattr(_archive, "MAX_UNPACKED_BYTES", 5000)
     with pytest.raises(TooMuch):
-        act(tgz(member("a", size=3000), member("b", size=3000)))
+        check_archive(tgz(member("a", size=3000), member("b", size=3000)))
     monkeypatch.setattr(_archive, "MAX_MEMBERS", 3)
     with pytest.raises(TooMuch, match="3 files"):
-        act(tgz(*(member(str(i)) for i in range(5))))
-    monkeypatch.setattr(_archive, "MAX_PACKED", 50)
+        check_archive(tgz(*(member(str(i)) for i in range(5))))
+    monkeypatch.setattr(_archive, "MAX_PACKED_BYTES", 50)
     with pytest.raises(TooMuch, match="MB"):
-        act(tgz(member("a", size=3000)))
+        check_archive(tgz(member("a", size=3000)))
 
 
 def test_a_header_that_would_fill_the_memory_is_refused() -> None:
@@ -134,7 +118,7 @@ def test_a_header_that_would_fill_the_memory_is_refused() -> None:
     ids=["nothing", "text", "no tar", "cut short"],
 )
 def test_what_is_no_archive_is_said_to_be_none(data: bytes) -> None:
-    with pytest.raises(Invalid, match="no gzipped tar"):
+    with pytest.raises(Invalid, match="not a gzipped tar"):
         check_archive(io.BytesIO(data))
 
 
@@ -163,7 +147,10 @@ def test_files_as_a_client_sends_them(tmp_path: Path) -> None:
         {"path": "a", "content": "?"},
         {"path": "a", "type": "x"},
         {"path": "../a"},
-        {"path": "/a"},
+        {"path": "."},
+        {"path": "sub/.."},
+        {"path": "a\0b"},
+        {"path": "caf\udce9"},
         {"path": "a", "type": 50, "content": b64encode(b"/etc").decode()},
         {"path": "a", "type": 54},
         {"path": "a", "type": -1},
