@@ -56,6 +56,12 @@ def command() -> None:
     "--token-file", metavar="FILE", shell_complete=complete_files, help="File with the token that clients need."
 )
 @click.option("--allow-host", metavar="NAME", multiple=True, help="Name by which a proxy reaches it.")
+@click.option(
+    "--new",
+    "start_new",
+    is_flag=True,
+    help="Start an empty database beside what an earlier one knew, which is moved to HOME/unknown.",
+)
 @click.option("--foreground", is_flag=True, help="Stay here, as a service manager needs it.")
 @home_option
 @json_option
@@ -66,6 +72,7 @@ def up(
     db: str | None,
     token_file: str | None,
     allow_host: Sequence[str],
+    start_new: bool,
     foreground: bool,
     home: str | None,
     as_json: bool,
@@ -79,6 +86,7 @@ def up(
     given = {"--slots": slots, "--host": host, "--port": port, "--db": db, "--token-file": token}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     options += [word for name in allow_host for word in ("--allow-host", name)]
+    options += ["--new"] if start_new else []
     running = living(folder / "master")
     if running is not None and (options or foreground):
         text = f"the master of {folder} runs already at {running['url']}; to restart it, first: det-core master down"

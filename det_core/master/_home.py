@@ -6,11 +6,14 @@ import json
 import random
 import secrets
 import socket
+import tempfile
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from det_core._standalone.files import write_atomic
+from det_core.errors import StoreError
 from det_core.storage import Owner
 
 PORTS = range(18_000, 30_000)
@@ -109,6 +112,33 @@ class HomeFiles:
         if slots is not None and not again:
             _write(self.folder / "slots", f"{slots}\n")
         _write(self.folder / "master.json", json.dumps(told) + "\n")
+
+    def check_new(self, *, start_new: bool) -> None:
+        """Refuse an empty database beside what an earlier one knew, or move that to ``unknown/``.
+
+        A master ends and deletes allocations that its database does not have.
+
+        Args:
+            start_new: Whether to move it, which ends and deletes nothing.
+
+        Raises:
+            StoreError: If it is not to be moved.
+        """
+        home = self.folder.parent
+        known = (home / "checkpoints", self.folder / "allocations", self.folder / "contexts")
+        full = [path for path in known if path.is_dir() and any(path.iterdir())]
+        if not full:
+            return
+        unknown = home / "unknown"
+        if not start_new:
+            raise StoreError(
+                f"the master's database is empty, but an earlier one knew what is in {', '.join(map(str, full))}: "
+                f"restore the database, or start a new one with --new, which moves these to {unknown}"
+            )
+        unknown.mkdir(mode=0o700, exist_ok=True)
+        target = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=unknown))
+        for path in full:
+            path.rename(target / path.name)
 
     def withdraw(self) -> None:
         """The master listens no more."""

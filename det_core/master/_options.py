@@ -35,6 +35,7 @@ class Options:
         token_file: the file with the user's token; None: ``folder/token``, made when there is none.
         log_file: where to write what happens, also what goes to stdout and stderr; None: to stderr.
         allow_hosts: names by which requests may address it beside its own, such as a proxy's.
+        start_new: Whether an empty database may begin beside what an earlier one knew, which is moved away.
     """
 
     home: Path
@@ -45,6 +46,7 @@ class Options:
     token_file: Path | None = None
     log_file: Path | None = None
     allow_hosts: tuple[str, ...] = ()
+    start_new: bool = False
 
     @property
     def folder(self) -> Path:
@@ -88,6 +90,11 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         metavar="NAME",
         help="a name by which it is reached, as through a proxy (repeat for more)",
     )
+    parser.add_argument(
+        "--new",
+        action="store_true",
+        help="start an empty database beside what an earlier one knew, which is moved to HOME/unknown",
+    )
     args = parser.parse_args(argv)
     if not 0 <= args.port < 65536:
         parser.error(f"--port {args.port}: expected 0 to 65535")
@@ -95,7 +102,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         parser.error(f"--slots {args.slots}: expected 0 or more")
     home = args.home.expanduser().absolute() if args.home else Environment.read().home
     return Options(
-        home, args.host, args.port, args.slots, args.db, args.token_file, args.log_file, tuple(args.allow_host)
+        home,
+        args.host,
+        args.port,
+        args.slots,
+        args.db,
+        args.token_file,
+        args.log_file,
+        tuple(args.allow_host),
+        args.new,
     )
 
 

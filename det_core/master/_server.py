@@ -97,7 +97,8 @@ async def _serve(
     settings = MasterSettings(home=options.home, master_url=url, cluster_id=files.cluster_id())
     kept = files.last_slots() if options.slots is None else None
     slots = options.slots if kept is None else kept
-    async with _service(replace(options, slots=slots), settings, engine) as service:
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with _service(replace(options, slots=slots), settings, engine, files, lost) as service:
         app = create_app(service, files.token(options.token_file), hosts=[options.host, *options.allow_hosts])
 
         def listening() -> bool:
@@ -108,17 +109,44 @@ async def _serve(
 
         gc.freeze()  # what is there now stays: no need ever to look at it
         gc.enable()
-        await _listen(app, bound, app.state.pending.release, listening)
+        await _listen(app, bound, app.state.pending.release, listening, lost)
+        if lost.done():
+            lost.result()
         LOG.info("stopped; trials go on")
 
 
 @contextlib.asynccontextmanager
-async def _service(options: Options, settings: MasterSettings, engine: Engine | None) -> AsyncIterator[Service]:
-    """The service with its store and its engine, started; stopped at the end."""
+async def _service(
+    options: Options,
+    settings: MasterSettings,
+    engine: Engine | None,
+    files: HomeFiles,
+    lost: asyncio.Future[None],
+) -> AsyncIterator[Service]:
+    """Start the service with its store and its engine, and stop it at the end.
+
+    Args:
+        options: Options of this master.
+        settings: Settings of the service.
+        engine: Engine, or None for this machine.
+        files: Files of the home directory.
+        lost: Receives the error when another master has taken the database.
+    """
     from det_core.master.service import Service
     from det_core.master.store import Store
 
-    store = Store.open(options.database or f"sqlite:///{options.folder / 'master.db'}")
+    store = Store.open(
+        options.database or f"sqlite:///{options.folder / 'master.db'}",
+        lambda: files.check_new(start_new=options.start_new),
+    )
+    keeper = asyncio.create_task(store.keep_lock(), name="det_core master: lock of the database")
+
+    def on_lock_lost(task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not lost.done():
+            lost.set_exception(error)
+
+    keeper.add_done_callback(on_lock_lost)
     try:
         runs = _local_engine(options) if engine is None else engine
         service = Service(store, runs, settings)
@@ -129,6 +157,7 @@ async def _service(options: Options, settings: MasterSettings, engine: Engine | 
             await service.stop()
             await runs.close()
     finally:
+        keeper.cancel()
         await store.close()
 
 
@@ -138,14 +167,21 @@ def _local_engine(options: Options) -> Engine:
     return LocalEngine(options.home, Slots.find(options.slots, visible=Environment.read().cuda_visible_devices))
 
 
-async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], listening: Callable[[], bool]) -> None:
-    """Answer requests until a signal comes; then let those under way end.
+async def _listen(
+    app: Any,
+    bound: socket.socket,
+    release: Callable[[], None],
+    listening: Callable[[], bool],
+    lost: asyncio.Future[None],
+) -> None:
+    """Answer requests until a signal comes or the database is lost; then let those under way end.
 
     Args:
         app: what answers.
         bound: where.
         release: ends the requests that wait.
         listening: called when the first can come; False: no signal is to be waited for, it has come already.
+        lost: Done when another master has taken the database.
     """
     import uvicorn
 
@@ -162,7 +198,13 @@ async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], l
             await super().shutdown(sockets)
 
     raise_open_file_limit()
-    await Server(server_config(app)).serve([bound])
+    server = Server(server_config(app))
+
+    def stop(_: asyncio.Future[None]) -> None:
+        server.should_exit = True
+
+    lost.add_done_callback(stop)
+    await server.serve([bound])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from det_core.errors import StoreError
+import pytest
+
+from det_core.errors import StoreError, StoreLocked
 from det_core.master.store import Store, key_values
 from fast.master.store.test_killed import test_what_was_answered_survives_kill_9
 from fast.master.store.test_metrics_journal import (
@@ -80,3 +82,29 @@ def test_write_lost_connection_raises_and_next_reconnects(postgres_server: Postg
 
     asyncio.run(go())
     store.close_now()
+
+
+def test_lock_lost_by_restart_is_taken_again_or_ends_the_master(
+    postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("det_core.master.store._store.LOCK_CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr("det_core.master.store._database.LOCK_WAIT", 0.1)
+    url = postgres_server.new_schema()
+    idle = Store.open(url)
+    locks = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+
+    async def go() -> None:
+        keeper = asyncio.create_task(idle.keep_lock())
+        await asyncio.to_thread(postgres_server.execute, locks)
+        await asyncio.sleep(1.0)
+        with pytest.raises(StoreLocked):
+            await asyncio.to_thread(Store.open, url)
+        keeper.cancel()
+        await asyncio.to_thread(postgres_server.execute, locks)
+        second = await asyncio.to_thread(Store.open, url)
+        with pytest.raises(StoreLocked):
+            await asyncio.wait_for(idle.keep_lock(), 30)
+        await second.close()
+
+    asyncio.run(go())
+    idle.close_now()

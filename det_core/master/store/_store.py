@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import URL, Connection, Engine
+from sqlalchemy import URL, Connection, Engine, text
 
-from det_core.errors import StoreError
+from det_core.errors import StoreError, StoreLocked
 from det_core.master.store._commits import Ask, Commits
 from det_core.master.store._database import READERS, parse, reading_engine, writing_engine
 from det_core.master.store._lock import FileLock
 from det_core.master.store._migrate import upgrade
 from det_core.master.store._trouble import explain, is_trouble
 
+LOG = logging.getLogger("det_core.master")
+LOCK_CHECK_INTERVAL = 3.0
+"""Seconds between checks that PostgreSQL still holds this master's lock."""
 T = TypeVar("T")
 
 
@@ -36,11 +40,12 @@ class Store:
         self._closed = False
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(cls, url: str, on_new: Callable[[], None] = lambda: None) -> Store:
         """Open a database, which is made or brought up to date if need be. Blocks for some 0.1 s.
 
         Args:
             url: ``sqlite:////path/to/file`` or ``postgresql://user@host/name``.
+            on_new: Called before an empty database gets its tables; may raise to leave it empty.
 
         Raises:
             StoreLocked: another master uses it.
@@ -51,7 +56,7 @@ class Store:
         lock = _claim(parsed)
         writing, reading = writing_engine(parsed), reading_engine(parsed)
         try:
-            upgrade(writing)
+            upgrade(writing, on_new)
             return cls(parsed, writing, reading, lock)
         except BaseException as e:
             writing.dispose()
@@ -91,6 +96,24 @@ class Store:
         if self._closed:
             raise StoreError(f"the master's database {self._url.database} is closed")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
+
+    async def keep_lock(self) -> None:
+        """Check every few seconds that no other master has the database, until cancelled.
+
+        PostgreSQL drops the lock when it restarts, and a master that is idle does not notice. SQLite's is a file of
+        this machine, held as long as this process lives: there it returns at once.
+
+        Raises:
+            StoreLocked: If another master has taken the database.
+        """
+        while self._lock is None:
+            await asyncio.sleep(LOCK_CHECK_INTERVAL)
+            try:
+                await self.write(lambda conn: conn.execute(text("SELECT 1")))
+            except StoreLocked:
+                raise
+            except StoreError as e:  # away for a moment: the next write connects anew, and takes the lock
+                LOG.warning("cannot check the lock of the database, retrying: %s", e)
 
     async def close(self) -> None:
         """Do what was asked for, then close everything. Twice is fine."""

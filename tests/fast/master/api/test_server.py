@@ -196,3 +196,23 @@ def test_a_log_file_has_what_was_printed(tmp_path: Path) -> None:
     first, second, third = log.read_text().splitlines()
     assert (first, second) == ("printed", "written")
     assert third.endswith("INFO root: logged")
+
+
+def test_empty_database_is_refused_beside_what_another_knew(tmp_path: Path) -> None:
+    kept = [tmp_path / "checkpoints" / "c1" / "f", tmp_path / "master" / "allocations" / "1.r1.1" / "log"]
+    for path in kept:
+        path.parent.mkdir(parents=True)
+        path.write_text("kept")
+    database = tmp_path / "master" / "master.db"
+    database.touch()
+    with process(tmp_path, "--slots", "1") as refused:
+        assert refused.wait() == 1 and refused.stderr is not None
+        assert f"knew what is in {kept[0].parent.parent}, " in (text := refused.stderr.read()) and "--new" in text
+    assert [path.read_text() for path in kept] == ["kept", "kept"]
+    with process(tmp_path, "--slots", "1", "--new") as running:
+        announced(tmp_path, running)
+    (unknown,) = (tmp_path / "unknown").iterdir()
+    moved = [unknown / "checkpoints" / "c1" / "f", unknown / "allocations" / "1.r1.1" / "log"]
+    assert [path.read_text() for path in moved] == ["kept", "kept"]
+    with process(tmp_path, "--slots", "1") as again:
+        announced(tmp_path, again)
