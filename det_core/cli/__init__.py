@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import click
 
-import det_core
 from det_core._notices import open_standard_streams, write_quietly
 from det_core.cli._groups import RootGroup
 from det_core.cli._output import DONE, FAILED, INTERRUPTED, error, warnings_as_notes
@@ -44,8 +43,19 @@ examples:
 `det-core COMMAND --help` says more. Everything is kept in DET_CORE_HOME, else in the platform's user data directory."""
 
 
+def _print_version(ctx: click.Context, _param: click.Parameter, is_given: bool) -> None:
+    if is_given and not ctx.resilient_parsing:
+        import det_core
+
+        # To read the package's metadata takes a third of the time of --help: nobody else should pay for it.
+        print(f"det-core {det_core.__version__}")
+        ctx.exit()
+
+
 @click.group(cls=RootGroup, help=_DESCRIPTION, epilog=_EXAMPLES)
-@click.version_option(det_core.__version__, message="det-core %(version)s")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
 @click.option("--traceback", is_flag=True, help="Show where an error was raised.")
 def app(traceback: bool) -> None:
     """Run one command of the groups."""
@@ -99,7 +109,7 @@ def _run(arguments: list[str]) -> int:
         return complete(app, request)
     # Not by app.main(): it prints an empty line at Ctrl-C, and ends with 1 where a reader has seen enough.
     try:
-        with warnings_as_notes(), app.make_context("det-core", arguments) as context:
+        with app.make_context("det-core", arguments) as context, warnings_as_notes():
             return app.invoke(context) or DONE
     except click.exceptions.Exit as e:
         return e.exit_code

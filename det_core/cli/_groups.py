@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import click
@@ -73,7 +72,7 @@ class Group(Command, click.Group):
     command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Print the help if there is no argument; click would exit with status 2."""
+        """Print the help where arguments are missing; click would exit with status 2."""
         if not args and not ctx.resilient_parsing:
             _print_help(ctx)
         return super().parse_args(ctx, args)
@@ -82,11 +81,13 @@ class Group(Command, click.Group):
         """Return the command that the first argument names, or fail with a hint."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name!r}: {self.hint(ctx, name, args[1:])}")
+            ctx.fail(f"no command {name!r}: {self.hint(ctx, name, args[1:])}")
         return super().resolve_command(ctx, args)
 
     def hint(self, ctx: click.Context, name: str, rest: list[str]) -> str:
         """Return a hint for a name that no command has."""
+        from difflib import get_close_matches
+
         names = self.list_commands(ctx)
         matches = get_close_matches(name, names, n=1)
         if matches:

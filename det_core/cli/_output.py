@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import signal
 import sys
 import threading
@@ -14,7 +12,6 @@ from typing import Any
 
 import click
 
-from det_core._json import nonfinite_to_str
 from det_core._notices import write_quietly
 
 DONE = 0
@@ -82,18 +79,19 @@ def note_if_slow(message: str, delay: float = 1.0) -> Iterator[None]:
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Print warnings of the library as notes while the block runs."""
-    handler = _Notes(logging.WARNING)
+    import logging  # here, as json below: `det-core --help` needs neither
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            note(f"warning: {' '.join(record.getMessage().split())}")
+
+    handler = Notes(logging.WARNING)
     logger = logging.getLogger("det_core")
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-class _Notes(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        note(f"warning: {' '.join(record.getMessage().split())}")
 
 
 @contextmanager
@@ -127,7 +125,7 @@ def confirm(items: Iterable[str], question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure("refusing to delete without confirmation: pass --yes where there is no terminal", INVALID)
+        raise Failure("refusing to delete without confirmation: pass --yes where nobody can answer", INVALID)
     for item in items:
         say(item)
     print(f"{printable(question)} [y/N] ", end="", flush=True)
@@ -138,7 +136,7 @@ def confirm(items: Iterable[str], question: str, yes: bool) -> None:
 
 def print_json(value: Any) -> None:
     """Print a value for a program; numbers that are not finite as the strings NaN, Infinity, -Infinity."""
-    print(json.dumps(nonfinite_to_str(value), indent=2, ensure_ascii=False))
+    print(_dump(value, indent=2))
 
 
 def print_one_or_all(values: Sequence[Any], single: bool) -> None:
@@ -252,10 +250,28 @@ def number(value: Any) -> str:
     """Return a metric's value, short enough to read."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(nonfinite_to_str(value), ensure_ascii=False)
+    text = value if isinstance(value, str) else _dump(value)
     return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _dump(value: Any, indent: int | None = None) -> str:
+    import json
+
+    from det_core._json import nonfinite_to_str
+
+    return json.dumps(nonfinite_to_str(value), indent=indent, ensure_ascii=False)
 
 
 def number_or_dash(value: Any) -> str:
     """Return a metric's value, or a dash for None."""
     return "-" if value is None else number(value)
+
+
+def or_dash(value: object) -> object:
+    """Return a cell of a table, a dash for None and for an empty text."""
+    return "-" if value in (None, "") else value
+
+
+def these(count: int, noun: str) -> str:
+    """Return "this run" or "these 3 runs"."""
+    return f"this {noun}" if count == 1 else f"these {count} {noun}s"

@@ -21,12 +21,14 @@ from det_core.cli._output import (
     note,
     note_rest,
     number,
+    or_dash,
     print_facts,
     print_json,
     print_table,
     progress_bar,
     say,
     size,
+    these,
     when,
 )
 from det_core.cli.completion import complete_checkpoints, complete_directories, complete_runs
@@ -118,8 +120,13 @@ def list_checkpoints(checkpoints: Checkpoints, limit: int | None, as_json: bool)
         print_json([_as_json(c, states[c.storage_id]) for c in rows])
     elif every:
         with_run = checkpoints.run_id is None
-        head = ("CHECKPOINT", *(["RUN"] if with_run else []), "STEPS", "SIZE", "FILES", "AGE", "STATE")
-        print_table(head, [_row(c, states[c.storage_id], with_run) for c in rows])
+        head = ["CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "AGE", "STATE"]
+        table = [_row(c, states[c.storage_id]) for c in rows]
+        if not with_run:
+            head.remove("RUN")
+            for line in table:
+                del line[1]
+        print_table(head, table)
         note_rest(len(every) - len(shown), "checkpoints")
     else:
         note(_no_checkpoints(checkpoints))
@@ -150,23 +157,23 @@ def _states(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> dict[str
 
 
 def _as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:
-    readable = state != DAMAGED
+    size_and_files: dict[str, int | None] = {"size": None, "files": None}
+    if state != DAMAGED:
+        size_and_files = {"size": checkpoint.size, "files": checkpoint.files}
     return {
         "storage_id": checkpoint.storage_id,
         "run_id": checkpoint.run_id,
         "restart": checkpoint.restart,
         "steps_completed": checkpoint.steps_completed,
         "time": checkpoint.time,
-        "size": checkpoint.size if readable else None,
-        "files": checkpoint.files if readable else None,
+        **size_and_files,
         "state": state,
     }
 
 
-def _row(c: Checkpoint, state: str, with_run: bool) -> tuple[object, ...]:
-    content = ("-", "-") if state == DAMAGED else (size(c.size), str(c.files))
-    run = [c.run_id or "-"] if with_run else []
-    return (c.storage_id, *run, c.steps_completed, *content, age(c.time), state)
+def _row(c: Checkpoint, state: str) -> list[object]:
+    content: list[object] = ["-", "-"] if state == DAMAGED else [size(c.size), c.files]
+    return [c.storage_id, or_dash(c.run_id), c.steps_completed, *content, age(c.time), state]
 
 
 def _no_checkpoints(checkpoints: Checkpoints) -> str:
@@ -174,7 +181,7 @@ def _no_checkpoints(checkpoints: Checkpoints) -> str:
     root = checkpoints.root
     was_named = click.get_current_context().params["storage"] is not None
     is_missing = was_named and os.path.isabs(root) and not os.path.exists(root)
-    return f"no checkpoints {run}in {root}{': there is no such folder' if is_missing else ''}"
+    return f"no checkpoints {run}in {root}" + (": folder not found" if is_missing else "")
 
 
 @command.command()
@@ -200,7 +207,9 @@ def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
             "metadata": metadata,
             "resources": checkpoint.resources,
         }
-        print_json({**_as_json(checkpoint, state), **more, **({"problem": problem} if problem else {})})
+        if problem:
+            more["problem"] = problem
+        print_json({**_as_json(checkpoint, state), **more})
     else:
         print_facts(_facts(checkpoint, state, checkpoints.root, metadata, problem))
         print("\nfiles")
@@ -217,8 +226,8 @@ def _facts(
     unverified = " (written by others, without a manifest to compare with)"
     yield "checkpoint", c.storage_id
     yield "state", state + (unverified if state == UNVERIFIED else "")
-    yield "run", c.run_id or "-"
-    yield "restart", "-" if c.restart is None else c.restart
+    yield "run", or_dash(c.run_id)
+    yield "restart", or_dash(c.restart)
     yield "steps", "-" if problem and c.run_id is None else c.steps_completed
     yield "committed", "-" if c.time is None else f"{when(c.time)} ({age(c.time)} ago)"
     if c.path is None:
@@ -351,8 +360,7 @@ def rm(checkpoints: Checkpoints, ids: Sequence[str], yes: bool, as_json: bool) -
         raise CheckpointError(f"{', '.join(sorted(used))}: a process is reading it. Nothing was deleted")
     _warn_of_newest(checkpoints, chosen)
     items = [f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  age {age(c.time)}" for c in chosen]
-    what = "this checkpoint" if len(chosen) == 1 else f"these {len(chosen)} checkpoints"
-    confirm(items, f"delete {what}?", yes)
+    confirm(items, f"delete {these(len(chosen), 'checkpoint')}?", yes)
     with progress_bar("deleting", len(chosen), unit="checkpoints") as advance:
         for checkpoint in chosen:
             checkpoint.delete()
@@ -424,7 +432,7 @@ def _collect(checkpoints: Checkpoints, policy: RetentionPolicy, all_runs: bool, 
     left = set(chosen) - set(deleted)
     if dry_run or not left:
         return 0
-    # Others may have deleted some meanwhile, or begun to read them: it is no failure that these were not deleted here.
+    # Others may have deleted some meanwhile, or begun to read them: these were not deleted here, which is fine.
     return int(any(d.candidate.storage_id in left for d in checkpoints.preview_gc(policy) if not d.reasons))
 
 
@@ -514,6 +522,5 @@ def _unknown_metric(checkpoints: Checkpoints, decisions: list[RetentionDecision]
     missing = [reason for d in decisions for reason in d.unknown]
     if not missing:
         return None
-    names = checkpoints.metrics()
-    metrics = f"validation metrics are {', '.join(names)}" if names else "there is no validation metric at all"
-    return f"{missing[0]}, so all stay; {metrics}"
+    names = ", ".join(checkpoints.metrics()) or "none"
+    return f"{missing[0]}, so all stay; validation metrics are {names}"

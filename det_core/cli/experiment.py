@@ -44,6 +44,7 @@ from det_core.cli._output import (
     print_one_or_all,
     print_table,
     say,
+    these,
     when,
 )
 from det_core.cli.completion import complete_directories, complete_files, complete_trials
@@ -380,7 +381,7 @@ def wait(master: Master, experiments: Sequence[int | str], timeout: float | None
     """Wait until experiments have ended; the exit status is the greatest of theirs."""
     from det_core.cli._views import exit_status, experiment_json, print_result, saving_trials
 
-    deadline = float("inf") if timeout is None else time.monotonic() + timeout
+    deadline = time.monotonic() + (timeout or 0.0)
     status = 0
     views = []
     for found in [find_experiment(master, name) for name in dict.fromkeys(experiments)]:
@@ -535,8 +536,7 @@ def delete(master: Master, experiments: Sequence[int | str], yes: bool, as_json:
         raise Failure(f"{unknown}. Nothing was deleted") from None
     if unended := [str(e.id) for e in found if not e.ended]:
         raise Failure(f"experiment {', '.join(unended)} has not ended: cancel or kill it first. Nothing was deleted")
-    what = "this experiment" if len(found) == 1 else f"these {len(found)} experiments"
-    question = f"delete {what}, with checkpoints, metrics, TensorBoard files and logs?"
+    question = f"delete {these(len(found), 'experiment')}, with checkpoints, metrics, TensorBoard files and logs?"
     confirm([f"{e.id}  {e.state}  {e.name}" for e in found], question, yes)
     for e in found:
         e.delete()

@@ -16,10 +16,12 @@ from det_core.cli._output import (
     note,
     note_rest,
     number,
+    or_dash,
     print_facts,
     print_json,
     print_table,
     say,
+    these,
     when,
 )
 from det_core.cli.completion import complete_files, complete_runs
@@ -194,7 +196,7 @@ def _metric_rows(last: dict[str, tuple[int, Row]]) -> Iterator[tuple[object, ...
     from det_core.client._table import spread
 
     for group, (count, row) in last.items():
-        head: tuple[object, ...] = (group, count, "-" if row.steps_completed is None else row.steps_completed)
+        head: tuple[object, ...] = (group, count, or_dash(row.steps_completed))
         for key, value in spread(row.metrics).items():
             yield (*head, key, number(value))
             head = ("", "", "")
@@ -214,8 +216,7 @@ def _print_checkpoints(run: Run) -> None:
 
 def _steps(checkpoint: dict[str, Any]) -> object:
     metadata = checkpoint.get("metadata")
-    steps = (metadata if isinstance(metadata, dict) else checkpoint).get("steps_completed")
-    return "-" if steps is None else steps
+    return or_dash((metadata if isinstance(metadata, dict) else checkpoint).get("steps_completed"))
 
 
 @command.command(epilog=_EXPORT_EXAMPLES)
@@ -281,7 +282,7 @@ def rm(runs: tuple[str, ...], yes: bool, folder_only: bool, home: str | None) ->
 
 
 def _question(runs: list[Run], folder_only: bool) -> str:
-    what = "this run" if len(runs) == 1 else f"these {len(runs)} runs"
+    what = these(len(runs), "run")
     if folder_only:
         return f"delete {what}, with all that is in its folder?"
     storages = sorted({_option_of(storage) for r in runs for storage in r.storages})

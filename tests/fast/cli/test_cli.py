@@ -74,7 +74,7 @@ def test_the_installed_script_is_the_same_command() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["nope"], 2, "there is no command 'nope': there are experiment, "),
+        (["nope"], 2, "no command 'nope': there are experiment, "),
         (["list"], 2, "no command 'list': did you mean `det-core"),
         (["show", "latest"], 2, "did you mean `det-core runs show`?"),
         (["run", "list"], 2, "did you mean `det-core runs list`?"),
@@ -157,6 +157,7 @@ def test_bash_completes_commands_and_run_ids(home: Path) -> None:
         "det-core runs rm --": {"--folder-only", "--help", "--home", "--yes"},
         "det-core runs show ": {run_id, chain_id, "latest"},
         f"det-core runs rm {run_id}": {run_id},
+        f"det-core runs show --home {home / 'other'} ": {one_run(home / "other").run_id, "latest"},
         "det-core slurm logs -f ": {chain_id, "latest"},
         f"det-core slurm cancel {chain_id[:4]}": {chain_id},
     }

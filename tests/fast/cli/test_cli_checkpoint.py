@@ -92,8 +92,7 @@ def test_a_list_that_is_empty(home: Path, tmp_path: Path) -> None:
     assert det_core("list").stderr == f"det-core: no checkpoints of run {run_id} in {store.root}\n"
     assert as_json("list") == []
     assert (
-        f"no checkpoints in {tmp_path}/no: there is no such folder\n"
-        in det_core("list", "--storage", tmp_path / "no").stderr
+        f"no checkpoints in {tmp_path}/no: folder not found\n" in det_core("list", "--storage", tmp_path / "no").stderr
     )
     assert not (tmp_path / "no").exists()
 

@@ -165,6 +165,10 @@ def test_several_are_steered_and_waited_for_together(master: Running, command: C
     )
     assert len(command("e", "list", "--limit", "1").splitlines()) == 2
     assert re.fullmatch(r"det-core: \d+ older: --limit 0\n", command.errors)
+    third = command.json("e", "create", config, "--paused")["id"]
+    (ended,) = command.json("e", "wait", first, third, "--timeout", "0", status=5)
+    assert (ended["id"], ended["state"]) == (first, "CANCELED")
+    command("e", "kill", third)
     assert [e["state"] for e in command.json("e", "wait", first, second, status=4)] == ["CANCELED"] * 2
     command("e", "delete", first, 9999, "--yes", status=1)
     assert command.errors.endswith(". Nothing was deleted\n")
@@ -255,13 +259,13 @@ def test_a_public_address_without_a_token_is_refused(home: Path, command: Comman
         ("e wait 1 --timeout soon", 2, "'soon' is not a number of seconds"),
         ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1 (--master): "),
         ("e list --master ftp://there", 1, "'ftp://there' is no address of a master"),
-        ("run", 2, "no command to run"),
+        ("run", 2, "no command to run: det-core run -- python train.py"),
         ("e create {config} --slots -1", 2, "'-1' is not a number: expected 0 or more"),
         ("run -- fit.py --lr 1", 2, "fit.py is not a command, but a script; to run it: det-core run -- python fit.py"),
         ("run list", 2, "did you mean `det-core runs list`?"),
         ("experimnt list", 2, "did you mean `det-core experiment list`?"),
-        ("e lst", 2, "there is no command 'lst': did you mean `det-core experiment list`?"),
-        ("t xyz", 2, "there is no command 'xyz': there are describe, kill, list, logs, metrics"),
+        ("e lst", 2, "no command 'lst': did you mean `det-core experiment list`?"),
+        ("t xyz", 2, "no command 'xyz': there are describe, kill, list, logs, metrics"),
         ("e list --state FOO", 2, "'FOO' is not one of 'active', 'paused', "),
     ],
 )
