@@ -12,23 +12,21 @@ from det_core.master.engines import Slots
 
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put an nvidia-smi in place that answers as one with two GPUs does, and no NVML."""
+    """Put an nvidia-smi in place that answers as one with two GPUs does."""
     program = tmp_path / "nvidia-smi"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nassert '--query-gpu=uuid' in sys.argv\nprint('GPU-a\\nGPU-b')\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
 def test_a_machine_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Slots.find() == Slots(1)
     assert Slots.find(3).variables([2]) == {}
     assert Slots.find(0).count == 0
-    with pytest.raises(ValueError, match="-1 slots"):
+    with pytest.raises(ValueError, match="slots=-1: expected 0 or more"):
         Slots.find(-1)
 
 
@@ -52,3 +50,9 @@ def test_only_the_gpus_that_the_master_may_see_count(two_gpus: None) -> None:
     assert Slots.find(visible="1") == Slots(1, ("1",), ("GPU-b",))
     assert Slots.find(visible="GPU-b,GPU-a").gpu_uuids([0]) == ["GPU-b"]
     assert Slots.find(visible="") == Slots.find(visible="-1") == Slots(1)
+
+
+def test_list_of_visible_gpus_ends_at_a_name_that_no_gpu_has(two_gpus: None) -> None:
+    assert Slots.find(visible="0,5") == Slots(1, ("0",), ("GPU-a",))
+    assert Slots.find(visible="5,0") == Slots.find(visible="GPU-c") == Slots(1)
+    assert Slots.find(visible="1,MIG-x").variables([1])["CUDA_VISIBLE_DEVICES"] == "MIG-x"
