@@ -25,8 +25,8 @@ from det_core.check_resume._trainings import (
     read_notes,
 )
 from det_core.client import Experiment, Master, Trial
-from det_core.client._answers import plain
 from det_core.errors import DetCoreError
+from det_core.protocol.wire import from_wire
 
 POLL_INTERVAL = 0.2
 MAX_CHECKPOINTS = 1_000_000
@@ -243,10 +243,10 @@ def _rows(master: Master, trial_id: int) -> Iterator[ReportedRow]:
     """Yield the rows of a trial, superseded ones included, in the order in which they were reported."""
     query = {"trialIds": [trial_id], "archived": True}
     with master.lines("trials/metrics/trial_metrics", query) as pages:
-        rows = [plain(row) for page in pages for row in page["metrics"]]
+        rows = [from_wire(row) for page in pages for row in page["metrics"]]
     for row in sorted(rows, key=lambda row: (row["trial_run_id"], row["end_time"])):
         if row.get("total_batches") is not None:  # the profiler's have none
-            metrics = plain(row["metrics"])
+            metrics = from_wire(row["metrics"])
             yield ReportedRow(
                 row["group"], row["total_batches"], str_to_nonfinite(metrics["avg_metrics"]),
                 str_to_nonfinite(metrics.get("batch_metrics")), row["trial_run_id"] - 1, not row["archived"],

@@ -175,11 +175,11 @@ def _own_facts(home: str | None, address: Address | None) -> dict[str, Any]:
 
 
 def _ask(address: Address) -> dict[str, Any]:
-    from det_core.client._answers import plain
     from det_core.client._master import Master
+    from det_core.protocol.wire import from_wire
 
     with Master(address, timeout=0, idle_timeout=STATUS_TIMEOUT) as master:
-        about = plain(master.get("master"))
+        about = from_wire(master.get("master"))
         counts = {
             state: len(master.get("experiments", states=[f"STATE_{state.upper()}"])["experiments"])
             for state in ("active", "paused")

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from det_core._json import str_to_nonfinite
-from det_core.client._answers import TERMINAL, plain
-from det_core.client._master import Master
+from det_core.client._master import TERMINAL, Master
 from det_core.client._trial import Trial, trial_metrics
+from det_core.protocol.wire import from_wire
 
 LONGEST_WAIT = 30.0
 """Seconds that one question for the end of an experiment may last."""
@@ -27,7 +27,7 @@ class Experiment:
 
     def __init__(self, master: Master, told: Mapping[str, Any]) -> None:
         self._master = master
-        self._view = plain(told)
+        self._view = from_wire(told)
         self.id = int(self._view["id"])
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ class Experiment:
 
     def refresh(self) -> Experiment:
         """Ask for its present state; returns itself."""
-        self._view = plain(self._master.get(self._path())["experiment"])
+        self._view = from_wire(self._master.get(self._path())["experiment"])
         return self
 
     def wait(self, timeout: float | None = None) -> str:
@@ -101,7 +101,7 @@ class Experiment:
         while True:
             wait = max(min(until - time.monotonic(), LONGEST_WAIT), 0.0)
             told = self._master.get(self._path("wait"), wait=wait, timeout_seconds=wait)
-            self._view = plain(told["experiment"])
+            self._view = from_wire(told["experiment"])
             if self.ended:
                 return self.state
             if time.monotonic() >= until:
@@ -142,7 +142,7 @@ class Experiment:
 
     def search(self) -> dict[str, Any]:
         """Where its search stands: rungs and brackets, and what has happened so far."""
-        return plain(self._master.get(self._path("search"))["search"])
+        return from_wire(self._master.get(self._path("search"))["search"])
 
     def logs(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
         """The log lines of all its trials so far, trial by trial; see :meth:`Trial.logs`."""
@@ -151,13 +151,13 @@ class Experiment:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Its checkpoints, newest first, those deleted since included: see ``state``."""
-        return [plain(told) for told in self._master.get(self._path("checkpoints"))["checkpoints"]]
+        return [from_wire(told) for told in self._master.get(self._path("checkpoints"))["checkpoints"]]
 
     def best_checkpoint(self) -> dict[str, Any] | None:
         """Of the checkpoints that are still there, that with the best value of :attr:`metric`; else the newest."""
         best = self._master.get(self._path("best_checkpoint")).get("checkpoint")
         if best is not None:
-            return plain(best)
+            return from_wire(best)
         return next((c for c in self.checkpoints() if c["state"] == "COMPLETED"), None)
 
     def download_checkpoint(self, folder: Path | str, storage_id: str | None = None) -> Path:
@@ -216,7 +216,7 @@ class Experiment:
 
         changes = orjson.dumps(read_overrides(overrides)).decode() if overrides else ""
         body = {"id": self.id, "overrideConfig": changes}
-        self._view = plain(self._master.post("experiments/continue", body, once=True)["experiment"])
+        self._view = from_wire(self._master.post("experiments/continue", body, once=True)["experiment"])
         return self
 
     def _do(self, what: str) -> None:

@@ -13,6 +13,8 @@ from det_core.protocol import IDLE_TIMEOUT, Credential, MasterSession
 
 RETRY_TIMEOUT = 2.0
 """Time during which a request is sent again if the connection fails, in seconds: as long as a master takes to start."""
+TERMINAL = ("COMPLETED", "CANCELED", "ERROR", "DELETED", "DELETE_FAILED")
+"""States in which nothing happens any more."""
 
 
 class Master:

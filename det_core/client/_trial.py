@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from det_core._json import str_to_nonfinite
-from det_core.client._answers import TERMINAL, plain
-from det_core.client._master import Master
+from det_core.client._master import TERMINAL, Master
 from det_core.errors import MasterUnreachable
+from det_core.protocol.wire import from_wire
 
 TOGETHER = 100
 """Trials whose metrics are asked for at a time."""
@@ -27,7 +27,7 @@ class Trial:
 
     def __init__(self, master: Master, told: Mapping[str, Any]) -> None:
         self._master = master
-        self._view = plain(told)
+        self._view = from_wire(told)
         self.id = int(self._view["id"])
         self.experiment_id = int(self._view["experiment_id"])
 
@@ -98,7 +98,7 @@ class Trial:
 
     def refresh(self) -> Trial:
         """Ask for its present state; returns itself."""
-        self._view = plain(self._master.get(f"trials/{self.id}")["trial"])
+        self._view = from_wire(self._master.get(f"trials/{self.id}")["trial"])
         return self
 
     def metrics(self, group: str | None = None) -> Any:
@@ -107,7 +107,7 @@ class Trial:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Its checkpoints, newest first, those deleted since included: see ``state``."""
-        return [plain(told) for told in self._master.get(f"trials/{self.id}/checkpoints")["checkpoints"]]
+        return [from_wire(told) for told in self._master.get(f"trials/{self.id}/checkpoints")["checkpoints"]]
 
     def logs(self, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield its log lines: ``id``, ``timestamp`` in seconds, ``level``, ``rank_id``, ``stdtype``, ``log``.
@@ -171,7 +171,7 @@ def metric_rows(master: Master, trials: Sequence[int], group: str | None) -> Ite
 
 
 def _row(told: Mapping[str, Any]) -> dict[str, Any]:
-    row = plain(told)
+    row = from_wire(told)
     metrics = row.get("metrics") or {}
     return {
         "trial_id": int(row["trial_id"]),
@@ -190,7 +190,7 @@ def _spread(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(told: Mapping[str, Any]) -> dict[str, Any]:
-    line = plain(told)
+    line = from_wire(told)
     line["id"] = int(line["id"])
     return line
 
@@ -198,6 +198,6 @@ def _line(told: Mapping[str, Any]) -> dict[str, Any]:
 def _validation(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not told:
         return None
-    row = plain(told)
+    row = from_wire(told)
     metrics = row.get("metrics") or {}
     return {**row, "metrics": str_to_nonfinite(metrics.get("avgMetrics", metrics.get("avg_metrics", metrics)))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -11,20 +12,11 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode, checks
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from support.running_master import Running
 
-CHECKS = [
-    checks.not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
+DOCUMENTED = (200, 400, 401, 403, 404, 405, 409, 413, 503)
+"""Statuses of the wire contract, section 2.2, for any route."""
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 LIMITED = {"timeout_seconds": 0, "follow": False}
 """Values of the parameters that would make a request wait."""
@@ -95,5 +87,8 @@ class Sweep:
 
 
 def as_described(case: Any, response: Any) -> None:
-    """Check that the master did not fail, and that the answer matches the description."""
-    case.validate_response(response, checks=CHECKS)
+    """Check that the master did not fail, and that the answer is of a documented status and JSON."""
+    case.validate_response(response, checks=[checks.not_a_server_error])
+    assert response.status_code in DOCUMENTED, (case.method, case.path, response.status_code)
+    for line in response.text.splitlines():
+        assert isinstance(json.loads(line), dict), (case.method, case.path, line)

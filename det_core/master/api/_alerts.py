@@ -6,7 +6,7 @@ from fastapi.responses import Response
 
 from det_core.master._errors import Invalid
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._types import Body, Empty, Id, Reply, answer, done
+from det_core.master.api._types import Body, Id, answer, done
 
 routes = Routes("trials")
 
@@ -41,14 +41,7 @@ class TrialSourceRequest(Body):
     trial_source_info: TrialSource
 
 
-class TrialSourceReply(Reply):
-    """The same back."""
-
-    trial_id: int
-    checkpoint_uuid: str
-
-
-@routes.trial.post("/webhooks/custom", response_model=Empty)
+@routes.trial.post("/webhooks/custom")
 async def alert(body: AlertRequest, service: TheService, caller: TheCaller) -> Response:
     """Bring something to people's attention."""
     caller.check(experiment_id=body.experiment_id)
@@ -61,10 +54,10 @@ async def alert(body: AlertRequest, service: TheService, caller: TheCaller) -> R
     return done()
 
 
-@routes.trial.post("/trial-source-info", response_model=TrialSourceReply)
+@routes.trial.post("/trial-source-info")
 async def trial_source_info(body: TrialSourceRequest, service: TheService, caller: TheCaller) -> Response:
     """Note that a trial uses a checkpoint."""
     info = body.trial_source_info
     caller.check(trial_id=info.trial_id)
     await service.trial_source_info(info.trial_id, info.checkpoint_uuid)
-    return answer(TrialSourceReply(trial_id=info.trial_id, checkpoint_uuid=info.checkpoint_uuid))
+    return answer({"trialId": info.trial_id, "checkpointUuid": info.checkpoint_uuid})

@@ -12,34 +12,14 @@ from det_core._clock import monotonic
 from det_core.master._errors import Stopping
 from det_core.master.api._pending import LONGEST_WAIT
 from det_core.master.api._routing import Routes, ThePendingRequests, TheService
-from det_core.master.api._types import Empty, Reply, answer, done
+from det_core.master.api._types import answer, done
 
 routes = Routes("allocations")
 PAUSE = 2.0
 """Seconds until an allocation that has ended hears so again, lest what asks for it spins."""
 
 
-class PreemptionReply(Reply):
-    """Whether to save and stop."""
-
-    preempt: bool
-
-
-class RendezvousInfo(Reply):
-    """Where the peers are, in the order of their ranks; the caller's rank; their slots."""
-
-    addresses: list[str]
-    rank: int
-    slots: list[int]
-
-
-class RendezvousReply(Reply):
-    """Where the peers are."""
-
-    rendezvous_info: RendezvousInfo
-
-
-@routes.trial.get("/allocations/{allocation_id}/signals/preemption", response_model=PreemptionReply)
+@routes.trial.get("/allocations/{allocation_id}/signals/preemption")
 async def preemption(
     allocation_id: str,
     service: TheService,
@@ -52,7 +32,7 @@ async def preemption(
         preempt = await pending.wait(_preemption(service, allocation_id, timeout))
     except Stopping:  # the server stops, the trial goes on
         preempt = False
-    return answer(PreemptionReply(preempt=preempt))
+    return answer({"preempt": preempt})
 
 
 async def _preemption(service: TheService, allocation_id: str, timeout: float) -> bool:
@@ -63,34 +43,34 @@ async def _preemption(service: TheService, allocation_id: str, timeout: float) -
     return preempt
 
 
-@routes.trial.post("/allocations/{allocation_id}/signals/ack_preemption", response_model=Empty)
+@routes.trial.post("/allocations/{allocation_id}/signals/ack_preemption")
 async def ack_preemption(allocation_id: str, service: TheService) -> Response:
     """The process has noticed, is saving, and will exit."""
     await service.ack_preemption(allocation_id)
     return done()
 
 
-@routes.trial.post("/allocations/{allocation_id}/signals/pending_preemption", response_model=Empty)
+@routes.trial.post("/allocations/{allocation_id}/signals/pending_preemption")
 async def pending_preemption(allocation_id: str, service: TheService) -> Response:
     """Whoever lent the machine wants it back."""
     await service.pending_preemption(allocation_id)
     return done()
 
 
-@routes.trial.get("/allocations/{allocation_id}/resources/{resources_id}/rendezvous", response_model=RendezvousReply)
+@routes.trial.get("/allocations/{allocation_id}/resources/{resources_id}/rendezvous")
 async def rendezvous(allocation_id: str, resources_id: str, service: TheService) -> Response:
     """Return where the allocation's containers are."""
     view = await service.rendezvous(allocation_id)
-    return answer(RendezvousReply(rendezvous_info=RendezvousInfo(**view)))
+    return answer({"rendezvousInfo": view})
 
 
-@routes.trial.post("/allocations/{allocation_id}/all_gather", response_model=Empty)
-@routes.trial.post("/allocations/{allocation_id}/notify_container_running", response_model=Empty)
-@routes.trial.post("/allocations/{allocation_id}/acceleratorData", response_model=Empty)
-@routes.trial.post("/allocations/{allocation_id}/proxy_address", response_model=Empty)
-@routes.trial.post("/allocations/{allocation_id}/resources/{resources_id}/daemon", response_model=Empty)
-@routes.trial.post("/allocations/{allocation_id}/ready", response_model=Empty)
-@routes.trial.post("/allocations/{allocation_id}/waiting", response_model=Empty)
+@routes.trial.post("/allocations/{allocation_id}/all_gather")
+@routes.trial.post("/allocations/{allocation_id}/notify_container_running")
+@routes.trial.post("/allocations/{allocation_id}/acceleratorData")
+@routes.trial.post("/allocations/{allocation_id}/proxy_address")
+@routes.trial.post("/allocations/{allocation_id}/resources/{resources_id}/daemon")
+@routes.trial.post("/allocations/{allocation_id}/ready")
+@routes.trial.post("/allocations/{allocation_id}/waiting")
 async def accept(allocation_id: str) -> Response:
     """Accept what containers on other schedulers agree on, and keep nothing: this engine runs one container."""
     return done()

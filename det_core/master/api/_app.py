@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse
 
 import det_core
 from det_core.master.api import (
@@ -26,9 +24,7 @@ from det_core.master.api import (
     _unmanaged,
 )
 from det_core.master.api._auth import Authenticator
-from det_core.master.api._docs import page
 from det_core.master.api._hosts import OwnHosts
-from det_core.master.api._openapi import describe
 from det_core.master.api._pending import PendingRequests
 from det_core.master.api._routing import MAX_BODY_BYTES, BodiesInFlight, Routes
 from det_core.master.service import Service
@@ -84,16 +80,4 @@ def create_app(
     for routes in ROUTES:
         routes.add_to(app)
     _refusals.install(app)
-    app.openapi = lambda: _described(app)  # type: ignore[method-assign]
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(page(app.openapi()))
-
     return app
-
-
-def _described(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        app.openapi_schema = describe(app)
-    return app.openapi_schema

@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi.responses import Response
 from pydantic import Field
 
+from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheService
-from det_core.master.api._show_experiment import Experiment, ExperimentReply
 from det_core.master.api._types import Body, ExperimentId, Id, answer
 
 routes = Routes("experiments")
@@ -45,14 +45,14 @@ class PatchExperimentRequest(Body):
     checkpoint_storage: KeptCheckpoints | None = None
 
 
-@routes.user.post("/experiments/continue", response_model=ExperimentReply)
+@routes.user.post("/experiments/continue")
 async def continue_experiment(body: ContinueRequest, service: TheService) -> Response:
     """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""
     view = await service.continue_experiment(body.id, body.override_config or None)
-    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
+    return answer(shapes.experiment_reply(view))
 
 
-@routes.user.patch("/experiments/{experiment_id}", response_model=ExperimentReply)
+@routes.user.patch("/experiments/{experiment_id}")
 async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService) -> Response:
     """Change name, description, labels, priority, or how many checkpoints are kept."""
     kept = body.checkpoint_storage
@@ -64,4 +64,4 @@ async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentReq
         priority=body.resources.priority,
         checkpoint_storage=None if kept is None else kept.model_dump(exclude_none=True),
     )
-    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
+    return answer(shapes.experiment_reply(view))

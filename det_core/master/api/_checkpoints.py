@@ -8,10 +8,10 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from det_core.master._errors import Forbidden, Invalid
+from det_core.master.api import _shapes as shapes
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._show_checkpoint import Checkpoint, CheckpointReply, CheckpointsReply
-from det_core.master.api._types import Body, Empty, ExperimentId, Id, Size, Timestamp, answer, done, state_in
+from det_core.master.api._types import Body, ExperimentId, Id, Size, Timestamp, answer, done, state_in
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CheckpointView
@@ -75,7 +75,7 @@ class CheckpointMetadataRequest(Metadata):
     checkpoint: Metadata = Metadata()
 
 
-@routes.trial.post("/checkpoints", response_model=Empty)
+@routes.trial.post("/checkpoints")
 async def report_checkpoint(body: CheckpointReport, service: TheService, caller: TheCaller) -> Response:
     """Note a checkpoint that is complete. The same again changes nothing."""
     caller.check(task_id=body.task_id)
@@ -99,12 +99,12 @@ def _complete(state: str) -> str:
     return "COMPLETED" if plain == "UNSPECIFIED" else plain
 
 
-@routes.trial.get("/checkpoints/{uuid}", response_model=CheckpointReply)
+@routes.trial.get("/checkpoints/{uuid}")
 async def get_checkpoint(uuid: str, service: TheService, caller: TheCaller) -> Response:
     """One checkpoint."""
     view = await service.checkpoint(uuid)
     await _check_readable(view, service, caller)
-    return answer(CheckpointReply(checkpoint=Checkpoint.of(view)))
+    return answer({"checkpoint": shapes.checkpoint(view)})
 
 
 async def _check_readable(view: CheckpointView, service: TheService, caller: Caller) -> None:
@@ -119,14 +119,14 @@ async def _check_readable(view: CheckpointView, service: TheService, caller: Cal
             raise
 
 
-@routes.trial.get("/experiments/{experiment_id}/checkpoints", response_model=CheckpointsReply)
+@routes.trial.get("/experiments/{experiment_id}/checkpoints")
 async def experiment_checkpoints(experiment_id: ExperimentId, service: TheService) -> Response:
     """All checkpoints of an experiment, newest first."""
     views = await service.checkpoints(experiment_id)
-    return answer(CheckpointsReply(checkpoints=[Checkpoint.of(v) for v in views]))
+    return answer({"checkpoints": [shapes.checkpoint(view) for view in views]})
 
 
-@routes.trial.patch("/checkpoints", response_model=Empty)
+@routes.trial.patch("/checkpoints")
 async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, caller: TheCaller) -> Response:
     """Note what is left of checkpoints: nothing is DELETED, less than before PARTIALLY_DELETED."""
     if caller.token is not None:
@@ -138,24 +138,25 @@ async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, 
     return done()
 
 
-@routes.user.post("/checkpoints/rm", response_model=Empty)
+@routes.user.post("/checkpoints/rm")
 async def remove_files(body: RemoveFilesRequest, service: TheService) -> Response:
     """Delete the files that match, in these checkpoints. They go in the background."""
     await service.delete_checkpoints(body.checkpoint_uuids, body.checkpoint_globs)
     return done()
 
 
-@routes.user.delete("/checkpoints", response_model=Empty)
+@routes.user.delete("/checkpoints")
 async def delete_checkpoints(body: DeleteCheckpointsRequest, service: TheService) -> Response:
     """Delete checkpoints. They go in the background."""
     await service.delete_checkpoints(body.checkpoint_uuids)
     return done()
 
 
-@routes.user.post("/checkpoints/{uuid}/metadata", response_model=CheckpointReply)
+@routes.user.post("/checkpoints/{uuid}/metadata")
 async def set_checkpoint_metadata(uuid: str, body: CheckpointMetadataRequest, service: TheService) -> Response:
     """Replace what the master answers as a checkpoint's metadata; the file in the storage stays as it is."""
     metadata = body.metadata if body.metadata is not None else body.checkpoint.metadata
     if metadata is None:
         raise Invalid("body metadata: expected an object")
-    return answer(CheckpointReply(checkpoint=Checkpoint.of(await service.set_checkpoint_metadata(uuid, metadata))))
+    view = await service.set_checkpoint_metadata(uuid, metadata)
+    return answer({"checkpoint": shapes.checkpoint(view)})

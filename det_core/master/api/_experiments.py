@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Query
 from fastapi.responses import Response
@@ -12,16 +12,13 @@ from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 
 from det_core.master._errors import Invalid
+from det_core.master.api import _shapes as shapes
 from det_core.master.api._archive import FileEntry, packed
 from det_core.master.api._routing import Routes, TheService
-from det_core.master.api._show_experiment import (
-    CreateExperimentReply,
-    Experiment,
-    ExperimentReply,
-    ExperimentsReply,
-)
-from det_core.master.api._show_trial import Trial, TrialsReply
-from det_core.master.api._types import Body, ExperimentId, Id, Pagination, Reply, Timestamp, answer, state_in
+from det_core.master.api._types import Body, ExperimentId, Id, Timestamp, answer, state_in
+
+if TYPE_CHECKING:
+    from det_core.master.service._views import CreatedView
 
 routes = Routes("experiments")
 
@@ -71,19 +68,7 @@ class PutExperimentRequest(CreateExperimentRequest):
     start_time: Timestamp | None = None
 
 
-class BestMetricReply(Reply):
-    """The best value of the searched metric."""
-
-    metric: float
-
-
-class ArchiveReply(Reply):
-    """A context directory: tar, gzip, base64; empty if there is none."""
-
-    b64_tgz: str
-
-
-@routes.user.post("/experiments", response_model=CreateExperimentReply)
+@routes.user.post("/experiments")
 async def create_experiment(body: CreateExperimentRequest, service: TheService) -> Response:
     """Create an experiment, and start it unless ``activate`` is false."""
     if body.template:
@@ -100,29 +85,19 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService) 
         parent_id=body.parent_id,
         overrides=body.overrides,
     )
-    view = created["experiment"]
-    return answer(
-        CreateExperimentReply(
-            experiment=Experiment.of(view), config=view["config"], config_warnings=created["warnings"]
-        )
-    )
+    return answer(_created_reply(created))
 
 
-@routes.user.put("/experiments/by-external-id/{external_id:anything}", response_model=CreateExperimentReply)
+@routes.user.put("/experiments/by-external-id/{external_id:anything}")
 async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService) -> Response:
     """The experiment of that external id, created if there is none."""
     created = await service.put_experiment(
         external_id, body.config, unmanaged=body.unmanaged, start_time=body.start_time
     )
-    view = created["experiment"]
-    return answer(
-        CreateExperimentReply(
-            experiment=Experiment.of(view), config=view["config"], config_warnings=created["warnings"]
-        )
-    )
+    return answer(_created_reply(created))
 
 
-@routes.user.get("/experiments", response_model=ExperimentsReply)
+@routes.user.get("/experiments")
 async def list_experiments(
     service: TheService,
     states: Annotated[list[str], Query()] = [],  # noqa: B006
@@ -145,18 +120,18 @@ async def list_experiments(
         limit=limit or None,
         offset=offset,
     )
-    page = Pagination(offset=offset, limit=limit)
-    return answer(ExperimentsReply(experiments=[Experiment.of(v) for v in views], pagination=page))
+    page = {"offset": offset, "limit": limit}
+    return answer({"experiments": [shapes.experiment(view) for view in views], "pagination": page})
 
 
-@routes.trial.get("/experiments/{experiment_id}", response_model=ExperimentReply)
+@routes.trial.get("/experiments/{experiment_id}")
 async def get_experiment(experiment_id: ExperimentId, service: TheService) -> Response:
     """One experiment."""
     view = await service.experiment(experiment_id)
-    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
+    return answer(shapes.experiment_reply(view))
 
 
-@routes.trial.get("/experiments/{experiment_id}/trials", response_model=TrialsReply)
+@routes.trial.get("/experiments/{experiment_id}/trials")
 async def list_trials(
     experiment_id: ExperimentId,
     service: TheService,
@@ -173,21 +148,30 @@ async def list_trials(
         limit=limit or None,
         offset=offset,
     )
-    end = offset + len(views)
-    page = Pagination(offset=offset, limit=limit, start_index=min(offset, total), end_index=end, total=total)
-    return answer(TrialsReply(trials=[Trial.of(v) for v in views], pagination=page))
+    # The contract's clients read pages until endIndex reaches total.
+    page = {
+        "offset": offset,
+        "limit": limit,
+        "startIndex": min(offset, total),
+        "endIndex": offset + len(views),
+        "total": total,
+    }
+    return answer({"trials": [shapes.trial(view) for view in views], "pagination": page})
 
 
-@routes.trial.get(
-    "/experiments/{experiment_id}/searcher/best_searcher_validation_metric", response_model=BestMetricReply
-)
+@routes.trial.get("/experiments/{experiment_id}/searcher/best_searcher_validation_metric")
 async def best_metric(experiment_id: ExperimentId, service: TheService) -> Response:
     """The best value of the searched metric; 404 as long as there is none."""
-    return answer(BestMetricReply(metric=await service.best_validation(experiment_id)))
+    return answer({"metric": await service.best_validation(experiment_id)})
 
 
-@routes.trial.get("/experiments/{experiment_id}/model_def", response_model=ArchiveReply)
+@routes.trial.get("/experiments/{experiment_id}/model_def")
 async def model_def(experiment_id: ExperimentId, service: TheService) -> Response:
     """The context directory of an experiment."""
     archive = await service.context_archive(experiment_id)
-    return answer(ArchiveReply(b64_tgz=base64.b64encode(archive).decode()))
+    return answer({"b64Tgz": base64.b64encode(archive).decode()})
+
+
+def _created_reply(created: CreatedView) -> dict[str, Any]:
+    # ``warnings`` are the contract's codes, of which there are none; ``configWarnings`` are lines for people.
+    return {**shapes.experiment_reply(created["experiment"]), "warnings": [], "configWarnings": created["warnings"]}

@@ -6,14 +6,13 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
-from pydantic import ConfigDict
 
 import det_core
 from det_core.master._errors import Unauthenticated
 from det_core.master.api._auth import is_same_secret
 from det_core.master.api._routing import Routes, TheAuthenticator, TheCaller, TheService
-from det_core.master.api._show_experiment import USER
-from det_core.master.api._types import Body, Reply, answer
+from det_core.master.api._shapes import USER
+from det_core.master.api._types import Body, answer
 
 if TYPE_CHECKING:
     from det_core.master.service._views import MasterView
@@ -24,74 +23,6 @@ _SALT = "GubPEmmotfiK9TMD6Zdw"
 """What the contract's clients put before a password before they hash it (§2.3)."""
 
 
-class MasterReply(Reply):
-    """What the master says of itself.
-
-    ``software`` tells our clients that it takes journals. (A ``product`` is one of a few to the contract's clients,
-    which break at another.)
-    """
-
-    cluster_id: str
-    cluster_name: str
-    master_id: str
-    version: str
-    software: str = "det_core"
-    product_version: str
-    slots: int
-    slots_in_use: int
-    has_custom_logo: bool = False
-    strict_job_queue_control: bool = False
-    telemetry_enabled: bool = False
-
-    @classmethod
-    def of(cls, view: MasterView) -> MasterReply:
-        """As the service tells it."""
-        return cls(
-            cluster_id=view["cluster_id"],
-            cluster_name=view["cluster_name"],
-            master_id=view["cluster_id"],
-            version=view["version"],
-            product_version=det_core.__version__,
-            slots=len(view["slots"]),
-            slots_in_use=len(view["slots_in_use"]),
-        )
-
-
-class TelemetryReply(Reply):
-    """Nothing is ever sent anywhere."""
-
-    enabled: bool = False
-
-
-class InfoReply(Reply):
-    """The same for the contract's oldest clients, whose names are in snake_case."""
-
-    model_config = ConfigDict(alias_generator=None)
-
-    version: str
-    master_id: str
-    cluster_id: str
-    cluster_name: str
-    telemetry: dict[str, Any]
-    sso_providers: list[str]
-
-
-class User(Reply):
-    """The user. There is one."""
-
-    id: int = 1
-    username: str = USER
-    display_name: str = USER
-    active: bool = True
-    admin: bool = True
-
-
-class MeReply(Reply):
-    """Who the caller is."""
-
-    user: User
-
-
 class LoginRequest(Body):
     """A user name, whichever, and the user's token as the password; hashed as §2.3 says, or as it is."""
 
@@ -100,47 +31,41 @@ class LoginRequest(Body):
     is_hashed: bool = False
 
 
-class LoginReply(Reply):
-    """The token to show from now on."""
-
-    token: str
-    user: User
-
-
-@routes.open.get("/master", response_model=MasterReply)
+@routes.open.get("/master")
 async def master(service: TheService) -> Response:
     """What the master says of itself."""
-    return answer(MasterReply.of(await service.master()))
+    return answer(_master_reply(await service.master()))
 
 
-@routes.open.get("/master/telemetry", response_model=TelemetryReply)
+@routes.open.get("/master/telemetry")
 async def telemetry() -> Response:
     """Whether anything is sent to anybody. It is not."""
-    return answer(TelemetryReply())
+    return answer({"enabled": False})
 
 
-@plain_routes.open.get("/info", response_model=InfoReply)
+@plain_routes.open.get("/info")
 async def info(service: TheService) -> Response:
     """What the master says of itself, in an older form."""
     view = await service.master()
-    reply = InfoReply(
-        version=view["version"],
-        master_id=view["cluster_id"],
-        cluster_id=view["cluster_id"],
-        cluster_name=view["cluster_name"],
-        telemetry={"enabled": False},
-        sso_providers=[],
+    return answer(
+        {
+            "version": view["version"],
+            "master_id": view["cluster_id"],
+            "cluster_id": view["cluster_id"],
+            "cluster_name": view["cluster_name"],
+            "telemetry": {"enabled": False},
+            "sso_providers": [],
+        }
     )
-    return answer(reply)
 
 
-@routes.trial.get("/me", response_model=MeReply)
+@routes.trial.get("/me")
 async def me(caller: TheCaller) -> Response:
     """Who the caller is; a token that is not valid gets 401."""
-    return answer(MeReply(user=User()))
+    return answer({"user": _user(USER)})
 
 
-@routes.open.post("/auth/login", response_model=LoginReply)
+@routes.open.post("/auth/login")
 async def login(body: LoginRequest, authenticator: TheAuthenticator) -> Response:
     """The token for a password, which is the token itself (in ``<home>/master/token``); any user name will do."""
     token = authenticator.user_token
@@ -149,4 +74,26 @@ async def login(body: LoginRequest, authenticator: TheAuthenticator) -> Response
         raise Unauthenticated(
             "invalid credentials: the password is the content of the file master/token in the master's home"
         )
-    return answer(LoginReply(token=token, user=User(username=body.username)))
+    return answer({"token": token, "user": _user(body.username)})
+
+
+def _master_reply(view: MasterView) -> dict[str, Any]:
+    return {
+        "clusterId": view["cluster_id"],
+        "clusterName": view["cluster_name"],
+        "masterId": view["cluster_id"],
+        "version": view["version"],
+        # Tells our clients that the master takes journals. A "product" is one of a few to the contract's clients, which
+        # break at another.
+        "software": "det_core",
+        "productVersion": det_core.__version__,
+        "slots": len(view["slots"]),
+        "slotsInUse": len(view["slots_in_use"]),
+        "hasCustomLogo": False,
+        "strictJobQueueControl": False,
+        "telemetryEnabled": False,
+    }
+
+
+def _user(name: str) -> dict[str, Any]:
+    return {"id": 1, "username": name, "displayName": USER, "active": True, "admin": True}

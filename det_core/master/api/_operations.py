@@ -7,29 +7,9 @@ from typing import Any
 from fastapi.responses import Response
 
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._types import Body, Empty, Int64Out, Reply, Size, TrialId, answer, done
+from det_core.master.api._types import Body, Size, TrialId, answer, done
 
 routes = Routes("trials")
-
-
-class ValidateAfter(Reply):
-    """How far to train, in all."""
-
-    request_id: str
-    length: Int64Out
-
-
-class Operation(Reply):
-    """What a trial is to do."""
-
-    validate_after: ValidateAfter
-
-
-class OperationReply(Reply):
-    """The current operation. ``completed``: it is done, and there is none after it at the moment."""
-
-    op: Operation
-    completed: bool
 
 
 class Length(Body):
@@ -45,15 +25,15 @@ class CompleteOperationRequest(Body):
     searcher_metric: Any = None
 
 
-@routes.trial.get("/trials/{trial_id}/searcher/operation", response_model=OperationReply)
+@routes.trial.get("/trials/{trial_id}/searcher/operation")
 async def operation(trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """How far the trial is to train; answered at once."""
     view = await service.operation(trial_id, allocation_id=caller.allocation_id)
-    op = Operation(validate_after=ValidateAfter(request_id=view["request_id"], length=view["length"]))
-    return answer(OperationReply(op=op, completed=view["completed"]))
+    operation = {"requestId": view["request_id"], "length": str(view["length"])}
+    return answer({"op": {"validateAfter": operation}, "completed": view["completed"]})
 
 
-@routes.trial.post("/trials/{trial_id}/searcher/completed_operation", response_model=Empty)
+@routes.trial.post("/trials/{trial_id}/searcher/completed_operation")
 async def complete_operation(
     trial_id: TrialId, body: CompleteOperationRequest, service: TheService, caller: TheCaller
 ) -> Response:

@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 
 from det_core.errors import StoreConflict, StoreError
 from det_core.master._errors import MasterError, Stopping
-from det_core.master.api._types import Reply
 
 LOG = logging.getLogger("det_core.master")
 _REASONS = {
@@ -29,20 +28,6 @@ _REASONS = {
     16: "Unauthenticated",
 }
 _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 413: 8, 501: 12, 503: 14}
-
-
-class ErrorDetail(Reply):
-    """One error: a code of gRPC, its name, and what happened."""
-
-    code: int
-    reason: str
-    error: str
-
-
-class ErrorReply(Reply):
-    """What every refusal says."""
-
-    error: ErrorDetail
 
 
 def refusal(path: str, status: int, code: int, text: str, headers: dict[str, str] | None = None) -> Response:

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from det_core.master._errors import Invalid
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._types import INT32, INT64, Body, Empty, Id, Int64, Reply, Timestamp, TrialId, answer, done
+from det_core.master.api._types import INT32, INT64, Body, Id, Int64, Timestamp, TrialId, answer, done
 
 routes = Routes("reports")
 _ABSENT = object()
@@ -30,12 +30,6 @@ class JournalRequest(Body):
     restart: Id = 0
     storage_id: Id | None = None
     records: list[dict[str, Any]]
-
-
-class JournalReply(Reply):
-    """The sequence number of the record to send next."""
-
-    next_seq: int
 
 
 class MetricsValues(Body):
@@ -79,7 +73,7 @@ def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
     return {key: _inlined(value, parts) for key, value in schema.items()}
 
 
-@routes.trial.post("/journal", response_model=JournalReply, openapi_extra=_described(JournalRequest))
+@routes.trial.post("/journal", openapi_extra=_described(JournalRequest))
 async def journal(request: Request, service: TheService, caller: TheCaller) -> Response:
     """Take records of a process's journal, each counted once however often it comes."""
     body = await _object(request)
@@ -97,10 +91,10 @@ async def journal(request: Request, service: TheService, caller: TheCaller) -> R
         _int(body, "restart", default=0),
         None if storage_id is None else _int(body, "storageId", "storage_id"),
     )
-    return answer(JournalReply(next_seq=following))
+    return answer({"nextSeq": following})
 
 
-@routes.trial.post("/trials/{trial_id}/metrics", response_model=Empty, openapi_extra=_described(MetricsRequest))
+@routes.trial.post("/trials/{trial_id}/metrics", openapi_extra=_described(MetricsRequest))
 async def metrics(request: Request, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """Take one report. The same again changes nothing."""
     body = await _object(request)
@@ -110,15 +104,13 @@ async def metrics(request: Request, trial_id: TrialId, service: TheService, call
     return await _report(service, caller, trial_id, group, _get(body, "metrics"))
 
 
-@routes.trial.post("/trials/{trial_id}/training_metrics", response_model=Empty, openapi_extra=_described(TrialMetrics))
+@routes.trial.post("/trials/{trial_id}/training_metrics", openapi_extra=_described(TrialMetrics))
 async def training_metrics(request: Request, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """Take one report of the group ``training``: the form of older clients."""
     return await _report(service, caller, trial_id, "training", await _object(request))
 
 
-@routes.trial.post(
-    "/trials/{trial_id}/validation_metrics", response_model=Empty, openapi_extra=_described(TrialMetrics)
-)
+@routes.trial.post("/trials/{trial_id}/validation_metrics", openapi_extra=_described(TrialMetrics))
 async def validation_metrics(request: Request, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """Take one report of the group ``validation``: the form of older clients."""
     return await _report(service, caller, trial_id, "validation", await _object(request))

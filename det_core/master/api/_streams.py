@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
 
+from det_core._json import dump
 from det_core.master._errors import NotFound, Stopping
+from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
-from det_core.master.api._show_trial import MetricRow, MetricRows, MetricsLine
-from det_core.master.api._types import INT32, INT64, Id, Int64Out, Reply, TimeOut, TrialId
+from det_core.master.api._types import INT32, INT64, Id, TrialId
 
 if TYPE_CHECKING:
-    from det_core.master.service._views import LogPage, LogView, MetricView
+    from det_core.master.service._views import LogPage, MetricView
 
 routes = Routes("streams")
 MAX_ROWS = 1000
@@ -28,44 +29,6 @@ _LINES: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": 
 After = Annotated[int, Query(ge=0, le=INT64, description="Only what has a greater id.")]
 Limit = Annotated[int, Query(ge=0, le=INT32, description="At most so many; 0: all.")]
 Groups = Annotated[list[Id], Query(min_length=1, max_length=1000)]
-
-
-class LogLine(Reply):
-    """One line of a log."""
-
-    id: Int64Out
-    timestamp: TimeOut
-    message: str
-    level: str
-    task_id: str
-    allocation_id: str | None = None
-    rank_id: int | None = None
-    stdtype: str
-    source: str
-    log: str
-
-    @classmethod
-    def of(cls, view: LogView) -> LogLine:
-        """As the service tells it."""
-        level = view["level"]
-        return cls(
-            id=view["id"],
-            timestamp=view["timestamp"],
-            message=view["log"],
-            level=level if level.startswith("LOG_LEVEL_") else f"LOG_LEVEL_{level}",
-            task_id=view["task_id"],
-            allocation_id=view["allocation_id"],
-            rank_id=view["rank"],
-            stdtype=view["stdtype"],
-            source=view["source"],
-            log=view["log"],
-        )
-
-
-class LogReplyLine(Reply):
-    """One line of the stream of a log."""
-
-    result: LogLine
 
 
 ReadPage = Callable[[int, int, float], Awaitable["LogPage"]]
@@ -118,7 +81,7 @@ async def _log(read: ReadPage, page: LogPage | None, after: int, follow: bool, l
     try:
         while page is not None:
             lines = page["lines"][:left]
-            text = b"".join(_json(LogReplyLine(result=LogLine.of(line))) for line in lines)
+            text = b"".join(_line(shapes.log_line(line)) for line in lines)
             left -= len(lines)
             after = lines[-1]["id"] if lines else after
             is_over = page["ended"] if follow else len(lines) < MAX_LOG_LINES
@@ -198,7 +161,7 @@ async def _rows(
 ) -> AsyncIterator[bytes]:
     left = limit or INT64
     while rows:
-        text = _json(MetricsLine(result=MetricRows(metrics=[MetricRow.of(row) for row in rows])))
+        text = _line({"metrics": [shapes.metric_row(row) for row in rows]})
         after = rows[-1]["id"]
         left -= len(rows)
         is_over = not left or len(rows) < MAX_ROWS
@@ -208,5 +171,5 @@ async def _rows(
             rows = await read(after, min(left, MAX_ROWS))
 
 
-def _json(line: Reply) -> bytes:
-    return line.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"
+def _line(result: dict[str, Any]) -> bytes:
+    return dump({"result": result}) + b"\n"

@@ -11,9 +11,8 @@ from pydantic import Field
 
 from det_core import _clock
 from det_core.master.api._auth import Caller
-from det_core.master.api._experiments import ArchiveReply
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._types import Body, Empty, Int64, Timestamp, answer, done
+from det_core.master.api._types import Body, Int64, Timestamp, answer, done
 
 routes = Routes("tasks")
 plain_routes = Routes("tasks", prefix="")
@@ -39,20 +38,20 @@ class TaskLogsRequest(Body):
     logs: list[TaskLog] = Field(default_factory=list)
 
 
-@routes.trial.get("/tasks/{task_id}/context_directory", response_model=ArchiveReply)
+@routes.trial.get("/tasks/{task_id}/context_directory")
 async def context_directory(task_id: str, service: TheService) -> Response:
     """The context directory of a task."""
-    return answer(ArchiveReply(b64_tgz=base64.b64encode(await service.task_context(task_id)).decode()))
+    return answer({"b64Tgz": base64.b64encode(await service.task_context(task_id)).decode()})
 
 
-@routes.trial.post("/task/logs", response_model=Empty)
+@routes.trial.post("/task/logs")
 async def task_logs(body: TaskLogsRequest, service: TheService, caller: TheCaller) -> Response:
     """Take log lines."""
     await _take(body.logs, service, caller)
     return done()
 
 
-@plain_routes.trial.post("/task-logs", response_model=Empty)
+@plain_routes.trial.post("/task-logs")
 async def plain_task_logs(body: list[TaskLog], service: TheService, caller: TheCaller) -> Response:
     """Take log lines, in the form of clients that no master started."""
     await _take(body, service, caller)

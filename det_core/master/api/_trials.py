@@ -7,10 +7,9 @@ from typing import Annotated, Any
 from fastapi.responses import Response
 from pydantic import Discriminator, Field, Tag
 
+from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._show_checkpoint import Checkpoint, CheckpointsReply
-from det_core.master.api._show_trial import Trial, TrialReply
-from det_core.master.api._types import Body, Empty, Id, Number, Reply, TrialId, answer, done
+from det_core.master.api._types import Body, Id, Number, TrialId, answer, done
 
 routes = Routes("trials")
 
@@ -20,12 +19,6 @@ class PrepareRunRequest(Body):
 
     run_id: Id
     checkpoint_storage: dict[str, Any] | None = None
-
-
-class PrepareRunReply(Reply):
-    """The number of that storage, absent without one."""
-
-    storage_id: int | None = None
 
 
 class Progress(Body):
@@ -55,38 +48,34 @@ class MetadataRequest(Body):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
-class MetadataReply(Reply):
-    """All of a run's metadata."""
-
-    metadata: dict[str, Any]
-
-
 class EarlyExitRequest(Body):
     """Why the trial gives up: EXITED_REASON_INVALID_HP, ..._INIT_INVALID_HP or ..._USER_REQUESTED_STOP."""
 
     reason: str
 
 
-@routes.trial.post("/runs/start", response_model=PrepareRunReply)
+@routes.trial.post("/runs/start")
 async def prepare_run(body: PrepareRunRequest, service: TheService, caller: TheCaller) -> Response:
     """Say where a run keeps its checkpoints. Equal storages have the same number."""
     caller.check(trial_id=body.run_id)
-    return answer(PrepareRunReply(storage_id=await service.run_prepare(body.run_id, body.checkpoint_storage)))
+    storage_id = await service.run_prepare(body.run_id, body.checkpoint_storage)
+    return answer({} if storage_id is None else {"storageId": storage_id})
 
 
-@routes.trial.get("/trials/{trial_id}", response_model=TrialReply)
+@routes.trial.get("/trials/{trial_id}")
 async def get_trial(trial_id: TrialId, service: TheService) -> Response:
     """One trial."""
-    return answer(TrialReply(trial=Trial.of(await service.trial(trial_id))))
+    return answer({"trial": shapes.trial(await service.trial(trial_id))})
 
 
-@routes.trial.get("/trials/{trial_id}/checkpoints", response_model=CheckpointsReply)
+@routes.trial.get("/trials/{trial_id}/checkpoints")
 async def trial_checkpoints(trial_id: TrialId, service: TheService) -> Response:
     """All checkpoints of a trial, newest first."""
-    return answer(CheckpointsReply(checkpoints=[Checkpoint.of(v) for v in await service.trial_checkpoints(trial_id)]))
+    views = await service.trial_checkpoints(trial_id)
+    return answer({"checkpoints": [shapes.checkpoint(view) for view in views]})
 
 
-@routes.trial.post("/trials/{trial_id}/progress", response_model=Empty)
+@routes.trial.post("/trials/{trial_id}/progress")
 async def progress(trial_id: TrialId, body: AnyProgress, service: TheService, caller: TheCaller) -> Response:
     """Note how far the trial is."""
     told = body if isinstance(body, Progress) else Progress(progress=body)
@@ -94,27 +83,27 @@ async def progress(trial_id: TrialId, body: AnyProgress, service: TheService, ca
     return done()
 
 
-@routes.trial.post("/trials/{trial_id}/runner/metadata", response_model=Empty)
+@routes.trial.post("/trials/{trial_id}/runner/metadata")
 async def set_status(trial_id: TrialId, body: StatusRequest, service: TheService, caller: TheCaller) -> Response:
     """Note what the trial does."""
     await service.set_status(trial_id, body.state, allocation_id=caller.allocation_id)
     return done()
 
 
-@routes.trial.post("/runs/{trial_id}/metadata", response_model=MetadataReply)
+@routes.trial.post("/runs/{trial_id}/metadata")
 async def set_metadata(trial_id: TrialId, body: MetadataRequest, service: TheService, caller: TheCaller) -> Response:
     """Replace a run's metadata."""
     now = await service.set_metadata(trial_id, body.metadata, allocation_id=caller.allocation_id)
-    return answer(MetadataReply(metadata=now))
+    return answer({"metadata": now})
 
 
-@routes.trial.get("/runs/{trial_id}/metadata", response_model=MetadataReply)
+@routes.trial.get("/runs/{trial_id}/metadata")
 async def get_metadata(trial_id: TrialId, service: TheService) -> Response:
     """A run's metadata; empty if nothing was set."""
-    return answer(MetadataReply(metadata=await service.get_metadata(trial_id)))
+    return answer({"metadata": await service.get_metadata(trial_id)})
 
 
-@routes.trial.post("/trials/{trial_id}/early_exit", response_model=Empty)
+@routes.trial.post("/trials/{trial_id}/early_exit")
 async def early_exit(trial_id: TrialId, body: EarlyExitRequest, service: TheService, caller: TheCaller) -> Response:
     """Note that the trial gives up, and why."""
     await service.early_exit(trial_id, body.reason, allocation_id=caller.allocation_id)

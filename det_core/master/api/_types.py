@@ -12,13 +12,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
+
+from det_core._json import dump
 
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
@@ -36,29 +37,9 @@ class Body(BaseModel):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
-class Reply(BaseModel):
-    """What an answer says: camelCase, numbers that are not finite as strings, what is None left out."""
-
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, ser_json_inf_nan="strings")
-
-
-class Pagination(Reply):
-    """Part of a list that an answer has: the items from ``start_index`` to before ``end_index``, of ``total``."""
-
-    offset: int
-    limit: int
-    start_index: int | None = None
-    end_index: int | None = None
-    total: int | None = None
-
-
-class Empty(Reply):
-    """``{}``: it is done."""
-
-
-def answer(reply: Reply) -> Response:
-    """The HTTP answer, always with status 200."""
-    return Response(reply.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+def answer(value: dict[str, Any]) -> Response:
+    """Return the HTTP answer with a value as JSON, always with status 200."""
+    return Response(dump(value), media_type="application/json")
 
 
 NOTHING = b"{}"
@@ -84,12 +65,6 @@ def _seconds(value: Any) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def _iso(value: float) -> str:
-    from det_core._clock import iso
-
-    return iso(value)
-
-
 _ANY_NUMBER = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
 _ANY_INTEGER = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^-?[0-9]{1,18}$"}]}
 
@@ -104,18 +79,8 @@ Id = Annotated[int, Field(ge=0, le=INT32), WithJsonSchema({"type": "integer"}, m
 Timestamp = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339 in; seconds since the epoch to us. Without a zone it is UTC."""
 
-Int64Out = Annotated[int, PlainSerializer(str, return_type=str)]
-"""A 64-bit integer in decimal digits, as the contract's clients expect it."""
-TimeOut = Annotated[float, PlainSerializer(_iso, return_type=str)]
-"""Seconds since the epoch to us; RFC 3339 out."""
-
 TrialId = Annotated[int, Path(ge=0, le=INT32, description="The trial's number, which is its run's number too.")]
 ExperimentId = Annotated[int, Path(ge=0, le=INT32, description="The experiment's number.")]
-
-
-def state_out(state: str) -> str:
-    """A state as it travels."""
-    return f"STATE_{state}"
 
 
 def state_in(state: str) -> str:

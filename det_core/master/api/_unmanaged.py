@@ -8,9 +8,10 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from det_core.master._errors import Invalid
+from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheService
-from det_core.master.api._show_trial import Trial, TrialReply
-from det_core.master.api._types import Body, Id, Reply, Timestamp, TrialId, answer, state_in
+from det_core.master.api._types import Body, Id, Timestamp, TrialId, answer, state_in
+from det_core.protocol.wire import to_wire
 
 routes = Routes("unmanaged")
 
@@ -37,14 +38,6 @@ class StartTrialRequest(Body):
     resume: bool = False
 
 
-class StartTrialReply(Reply):
-    """Which attempt this is, and where it begins."""
-
-    trial_run_id: int
-    steps_completed: int
-    latest_checkpoint: str | None = None
-
-
 class PatchTrialRequest(Body):
     """A sign of life, and perhaps a new state. ``end_time``: when it ended, if that was before."""
 
@@ -52,14 +45,15 @@ class PatchTrialRequest(Body):
     end_time: Timestamp | None = None
 
 
-@routes.user.post("/trials", response_model=TrialReply)
+@routes.user.post("/trials")
 async def create_trial(body: CreateTrialRequest, service: TheService) -> Response:
     """A new trial of an unmanaged experiment."""
     _check(body)
-    return answer(TrialReply(trial=Trial.of(await service.create_trial(body.experiment_id, body.hparams))))
+    view = await service.create_trial(body.experiment_id, body.hparams)
+    return answer({"trial": shapes.trial(view)})
 
 
-@routes.user.put("/trials", response_model=TrialReply)
+@routes.user.put("/trials")
 async def put_trial(body: PutTrialRequest, service: TheService) -> Response:
     """The trial of that external id, created if there is none."""
     wanted = body.create_trial_request
@@ -67,7 +61,7 @@ async def put_trial(body: PutTrialRequest, service: TheService) -> Response:
     view = await service.put_trial(
         wanted.experiment_id, body.external_trial_id, wanted.hparams, start_time=body.start_time
     )
-    return answer(TrialReply(trial=Trial.of(view)))
+    return answer({"trial": shapes.trial(view)})
 
 
 def _check(body: CreateTrialRequest) -> None:
@@ -75,15 +69,16 @@ def _check(body: CreateTrialRequest) -> None:
         raise Invalid("unmanaged: only trials that the master does not run can be created; a search creates its own")
 
 
-@routes.user.post("/trials/{trial_id}/start", response_model=StartTrialReply)
+@routes.user.post("/trials/{trial_id}/start")
 async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheService) -> Response:
     """Begin another attempt of an unmanaged trial."""
     view = await service.start_trial(trial_id, resume=body.resume)
-    return answer(StartTrialReply(**view))
+    return answer(to_wire(view))
 
 
-@routes.user.patch("/trials/{trial_id}", response_model=TrialReply)
+@routes.user.patch("/trials/{trial_id}")
 async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService) -> Response:
     """A sign of life of an unmanaged trial, and perhaps its new state."""
     state = None if body.state is None else state_in(body.state)
-    return answer(TrialReply(trial=Trial.of(await service.patch_trial(trial_id, state=state, end_time=body.end_time))))
+    view = await service.patch_trial(trial_id, state=state, end_time=body.end_time)
+    return answer({"trial": shapes.trial(view)})

@@ -7,10 +7,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from det_core._json import str_to_nonfinite
 from det_core.client import Master
 from det_core.client._address import Address, canonical, locate, reach
-from det_core.client._answers import plain, seconds
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from support.answers import Say, answering
 from support.processes import free_port
@@ -124,19 +122,3 @@ def test_the_environment_and_the_home_folder_say_where_the_master_is(
     assert locate(home=home) == Address("http://127.0.0.1:18123", "of the home")
     (folder / "master.json").write_text("torn")
     assert locate(home=home) is None
-
-
-def test_answers_are_told_in_our_words() -> None:
-    told = {
-        "state": "STATE_ACTIVE",
-        "startTime": "1970-01-01T00:00:01.5Z",
-        "numTrials": 3,
-        "hparams": {"learningRate": 1},
-    }
-    assert plain(told) == {"state": "ACTIVE", "start_time": 1.5, "num_trials": 3, "hparams": {"learningRate": 1}}
-    assert seconds("1970-01-01T01:00:00+01:00") == 0.0
-    assert seconds("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456)
-    assert str_to_nonfinite({"a": ["Infinity", "-Infinity"], "b": "text"}) == {
-        "a": [float("inf"), float("-inf")],
-        "b": "text",
-    }

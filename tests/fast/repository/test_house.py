@@ -48,10 +48,10 @@ ALLOWED: dict[str, set[str]] = {
     "exec": {"pytorch", "config"},
     "testing": {"search"},
     "client": {"config", "journal", "storage", "core", "protocol"},
-    "master": {"config", "search", "journal", "storage"},
-    "check_resume": {"client", "core", "journal"},
+    "master": {"config", "search", "journal", "storage", "protocol"},
+    "check_resume": {"client", "core", "journal", "protocol"},
     "slurm": {"core", "journal"},
-    "cli": {"backend", "check_resume", "client", "config", "core", "journal", "search", "slurm", "storage"},
+    "cli": {"backend", "check_resume", "client", "config", "core", "journal", "protocol", "search", "slurm", "storage"},
 }
 """Room -> the rooms it may import from, beside itself and the cellar."""
 

@@ -140,16 +140,10 @@ def test_ten_gigabytes_are_refused_while_they_come(master: Running) -> None:
     assert master.ask("GET", "me").status == 200
 
 
-def test_the_documentation_is_there_for_everybody(master: Running) -> None:
+def test_openapi_document_needs_no_token(master: Running) -> None:
     document = master.ask("GET", "/openapi.json", token=None).json
     assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     progress = document["paths"]["/api/v1/trials/{trial_id}/progress"]["post"]
     assert progress["security"] == [{"token": []}]
     assert json.dumps(progress["requestBody"]).count("$ref") == 1
-    assert "422" not in json.dumps(document["paths"])
-    page = master.ask("GET", "/docs", token=None)
-    assert page.status == 200
-    assert "openapi.json" in page.text
-    assert "/api/v1/journal" in page.text
-    assert "&quot;trialRunId&quot;: &quot;integer&quot;" in page.text
-    assert "//" not in page.text.replace("</", ""), "nothing comes from elsewhere"
+    assert "JournalRequest" in json.dumps(document["paths"]["/api/v1/journal"])

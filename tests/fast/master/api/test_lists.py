@@ -1,0 +1,26 @@
+"""Lists in pages, as the contract's clients read them."""
+
+from __future__ import annotations
+
+from support.running_master import Running
+
+GRID = """
+name: test
+entrypoint: "true"
+hyperparameters: {lr: {type: categorical, vals: [1, 2, 3]}}
+searcher: {name: grid, metric: loss, max_length: 1}
+"""
+
+
+def test_trials_of_an_experiment_come_in_pages(master: Running) -> None:
+    experiment_id = master.created(GRID)
+    ids = sorted(spec.trial_id for spec in master.launched(experiment_id, 3))
+    path = f"experiments/{experiment_id}/trials"
+    whole = master.ask("GET", path).json
+    assert [trial["id"] for trial in whole["trials"]] == ids
+    assert whole["pagination"] == {"offset": 0, "limit": 0, "startIndex": 0, "endIndex": 3, "total": 3}
+    part = master.ask("GET", f"{path}?offset=1&limit=1").json
+    assert [trial["id"] for trial in part["trials"]] == [ids[1]]
+    assert part["pagination"] == {"offset": 1, "limit": 1, "startIndex": 1, "endIndex": 2, "total": 3}
+    after = master.ask("GET", f"{path}?offset=9").json
+    assert after["trials"] == [] and after["pagination"]["endIndex"] >= after["pagination"]["total"] == 3
