@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from det_core.master.store.trials import TrialRow
 
 LENGTH = "max_length"
+ENDED = (State.COMPLETED, State.CANCELED, State.ERROR)
+"""States of an experiment that can be continued."""
 
 
 async def go_on(hub: Hub, experiment_id: int, override: str | None) -> None:
@@ -33,7 +35,7 @@ async def go_on(hub: Hub, experiment_id: int, override: str | None) -> None:
         Invalid: If the override changes anything but the length of a single trial.
     """
     row = await experiment_row(hub, experiment_id)
-    if row.unmanaged or row.state not in (State.COMPLETED, State.CANCELED, State.ERROR):
+    if row.unmanaged or row.state not in ENDED:
         what = "unmanaged" if row.unmanaged else row.state
         raise WrongState(f"experiment {experiment_id} is {what}: only one that has ended can be continued")
     spec = await asyncio.to_thread(_changed, row, override)
@@ -63,8 +65,10 @@ def _changed(row: ExperimentRow, override: str | None) -> Experiment:
 
 def _reopen(conn: Connection, experiment_id: int, spec: Experiment) -> None:
     row = experiments.get(conn, experiment_id)
-    if row is None or not State(row.state).terminal:
-        raise WrongState(f"experiment {experiment_id} goes on already")
+    # Looked at again, as it may have been continued or deleted since.
+    if row is None or row.state not in ENDED:
+        what = "deleted" if row is None else row.state
+        raise WrongState(f"experiment {experiment_id} is {what}: only one that has ended can be continued")
     if spec.searcher["name"] == "single":
         searcher_events.erase(conn, experiment_id)  # it begins anew, with the same trial
         for trial in trials.of_experiment(conn, experiment_id):

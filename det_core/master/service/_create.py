@@ -197,6 +197,16 @@ def _warm_start(conn: Connection, spec: Experiment) -> str | None:
     return None
 
 
+def _check_warm_start(conn: Connection, uuid: str | None) -> None:
+    """Refuse a start from a checkpoint that was deleted, or began to be, since the experiment was drafted."""
+    if uuid is None:
+        return
+    found = checkpoints.get(conn, uuid)
+    source = None if found is None else experiments.get(conn, found.experiment_id)
+    if found is None or source is None or found.state != checkpoints.COMPLETED or source.state == State.DELETING:
+        raise Invalid(f"checkpoint {uuid}, which trials are to start from, was deleted")
+
+
 async def create(hub: Hub, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None) -> int:
     """Record a drafted experiment, and begin its search; returns its id.
 
@@ -226,6 +236,7 @@ def _record(
     priority = hub.settings.default_priority if spec.priority is None else spec.priority
 
     def write(conn: Connection) -> None:
+        _check_warm_start(conn, drafted.warm_start)
         made = experiments.create(
             conn,
             experiment_id=experiment_id,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("det_core")
 
 THERE = (checkpoints.COMPLETED, checkpoints.PARTIALLY_DELETED)
+UNFINISHED = [state.value for state in State if not state.terminal]
 WHOLE = ("**/*",)
 RETRY_DELAY = 3600.0
 """Seconds until checkpoints that could not be deleted at their experiment's end are tried again."""
@@ -211,12 +212,34 @@ def _opened(hub: Hub, config: Mapping[str, Any] | None) -> Iterator[Store]:
 
 
 async def delete_experiment(hub: Hub, experiment_id: int) -> None:
-    """Delete an ended experiment; its checkpoints and reports go in the background."""
-    row = await experiment_row(hub, experiment_id)
+    """Delete an ended experiment; its checkpoints and reports go in the background.
+
+    Raises:
+        NotFound: If there is no such experiment.
+        WrongState: If it has not ended, or an experiment that has not ended starts from one of its checkpoints.
+    """
+    await experiment_row(hub, experiment_id)
+    if await hub.store.write(lambda conn: _begin_deletion(conn, experiment_id)):
+        hub.runner.keep_running(partial(erase, hub, experiment_id), f"deletion of experiment {experiment_id}")
+
+
+def _begin_deletion(conn: Connection, experiment_id: int) -> bool:
+    """Set an experiment's state to DELETING; return whether that is news."""
+    row = experiments.get(conn, experiment_id)
+    # Here, and not before: it may have been continued, or deleted, since it was looked up.
+    if row is None or row.state in (State.DELETING, State.DELETED):
+        return False
     if not State(row.state).terminal and not (row.unmanaged and row.end_time is not None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): cancel or kill it first")
-    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, state=State.DELETING.value))
-    hub.runner.keep_running(partial(erase, hub, experiment_id), f"deletion of experiment {experiment_id}")
+    own = {checkpoint.uuid for checkpoint in checkpoints.of_experiment(conn, experiment_id)}
+    for trial in trials.in_states(conn, UNFINISHED):
+        if trial.experiment_id != experiment_id and trial.warm_start in own:
+            raise WrongState(
+                f"experiment {experiment_id} cannot be deleted: experiment {trial.experiment_id} has not ended, and "
+                f"starts from its checkpoint {trial.warm_start}: wait for it, or kill it first"
+            )
+    experiments.change(conn, experiment_id, state=State.DELETING.value)
+    return True
 
 
 async def erase(hub: Hub, experiment_id: int) -> None:

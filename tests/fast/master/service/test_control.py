@@ -256,6 +256,41 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
     with_bench(tmp_path, script, check, slots=1, cluster_id="mine")
 
 
+def test_delete_beside_continue_does_one_of_them(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        s = b.service
+        for first in (s.delete_experiment, s.continue_experiment) * 2:
+            number = await b.create(SINGLE)
+            assert await b.ended(number) == "COMPLETED"
+            second = s.continue_experiment if first == s.delete_experiment else s.delete_experiment
+            answers = await asyncio.gather(first(number), second(number), return_exceptions=True)
+            assert [type(answer) for answer in answers].count(WrongState) == 1, answers
+            deleted = number not in [view["id"] for view in await s.experiments()]
+            assert deleted or (await s.experiment(number))["state"] in ("DELETING", "ACTIVE", "COMPLETED")
+
+    with_bench(tmp_path, train, check)
+
+
+def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoint(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        s = b.service
+        source = await b.create(SINGLE, checkpoint_storage={"save_trial_latest": 1})
+        assert await b.ended(source) == "COMPLETED"
+        (trial,) = await s.trials(source)
+        heir = await s.create_experiment(config_of({**SINGLE, "source_trial_id": trial["id"]}), activate=False)
+        number = heir["experiment"]["id"]
+        with pytest.raises(WrongState, match=f"experiment {number} has not ended, and starts from its checkpoint"):
+            await s.delete_experiment(source)
+        assert (await s.experiment(source))["state"] == "COMPLETED"
+        await s.kill(number)
+        assert await b.ended(number) == "CANCELED"
+        await s.delete_experiment(source)
+        with pytest.raises((Invalid, NotFound)):
+            await s.create_experiment(config_of({**SINGLE, "source_checkpoint_uuid": str(trial["latest_checkpoint"])}))
+
+    with_bench(tmp_path, train, check)
+
+
 @pytest.mark.parametrize(("count", "stays"), [("save_trial_best", 3), ("save_trial_latest", 2)])
 def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path, count: str, stays: int) -> None:
     """The best, or the latest, was removed from the storage, unknown to the master: the one that exists stays."""
