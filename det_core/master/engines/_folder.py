@@ -69,8 +69,9 @@ class AllocationFolder:
         return place if isinstance(place, int) else None
 
     def processes(self) -> dict[str, Any]:
-        """Who runs it, as the supervisor wrote it; empty before that."""
-        return _read(self.path / "processes")
+        """Return who runs it, as the supervisor wrote it; empty before that, and without what cannot be from it."""
+        found = _read(self.path / "processes")
+        return {name: who for name, who in found.items() if _is_process(who) or (name == "boot" and type(who) is str)}
 
     def exit(self) -> dict[str, Any] | None:
         """How it ended, once that is written."""
@@ -141,3 +142,11 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _is_process(who: Any) -> bool:
+    """Return whether this is a process ID with a start time."""
+    if type(who) is not list or len(who) != 2:
+        return False
+    pid, started = who
+    return type(pid) is int and 0 < pid < 2**31 and (started is None or type(started) is int)

@@ -11,15 +11,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from det_core import _clock
 from det_core._env import child_environment
 from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._hook import HOOK, create_venv, hook_command
 from det_core.master.engines._protocol import Ended, LaunchSpec, Listener
-from det_core.master.engines._report import never_launched
 from det_core.master.engines._slots import Slots
 from det_core.master.engines._variables import free_place, variables, write_info
+from det_core.master.engines._verdict import never_launched
 from det_core.master.engines._watch import RETRY, Watch
 
 logger = logging.getLogger("det_core")
@@ -60,7 +61,7 @@ class LocalEngine:
             folder = folders.get(allocation_id)
             if folder is None:
                 self._watches[allocation_id] = gone = Watch(allocation_id, self._folder(allocation_id))
-                gone.over = never_launched()
+                gone.over = never_launched(_clock.now())
                 self._events.put_nowait(Ended(allocation_id, gone.over))
                 continue
             if folder.place is not None:

@@ -16,8 +16,8 @@ from det_core.master.engines._hunt import hunt, kill_supervisor
 from det_core.master.engines._journals import left
 from det_core.master.engines._log_reader import LogReader
 from det_core.master.engines._protocol import ExitReport, Listener
-from det_core.master.engines._report import report
 from det_core.master.engines._supervisor._program import GRACE_PERIOD
+from det_core.master.engines._verdict import Files, verdict
 
 logger = logging.getLogger("det_core")
 LOOK = 0.2
@@ -82,7 +82,8 @@ class Watch:
         for restart, rank, records in left(self.folder):
             args = (self.allocation_id, rank, records, restart)
             await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
-        return await asyncio.to_thread(report, self.folder, asked=self.asked, refused=self.refused)
+        files = await asyncio.to_thread(Files.read, self.folder)
+        return verdict(files, self.refused, self.asked, _clock.now())
 
     async def _catch_up(self, listener: Listener) -> None:
         """Hand over what an adopted allocation has reported while no master was there; it ships that itself later."""
