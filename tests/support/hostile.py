@@ -92,17 +92,20 @@ def long_log(api: Api, trial: int, lines: int) -> str:
 
 @contextmanager
 def hostile_peers(api: Api, log_path: str, count: int) -> Iterator[list[socket.socket]]:
-    """Yield connections with half of a request's headers, half of a body or an answer that nobody reads, in turn."""
+    """Yield connections with half of a request's headers or of a body; of ten, one reads nothing of a long answer."""
     host, port = api.url.removeprefix("http://").split(":")
     login = json.dumps({"username": "x", "password": "x" * 10_000}).encode()
-    sent = (
+    halves = (
         b"GET /api/v1/master HTTP/1.1\r\nHost: localhost\r\n",
         b"POST /api/v1/auth/login HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(login) + login[:-1],
-        f"GET {log_path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api.token}\r\n\r\n".encode(),
     )
+    slow_reader = f"GET {log_path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {api.token}\r\n\r\n".encode()
     with ExitStack() as stack:
         peers = []
         for number in range(count):
-            peers.append(stack.enter_context(socket.create_connection((host, int(port)))))
-            peers[-1].sendall(sent[number % len(sent)])
+            peers.append(stack.enter_context(socket.socket()))
+            # A small window: what is not read fills the buffers of the server at once.
+            peers[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peers[-1].connect((host, int(port)))
+            peers[-1].sendall(slow_reader if number % 10 == 9 else halves[number % 2])
         yield peers

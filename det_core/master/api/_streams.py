@@ -15,13 +15,15 @@ from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, 
 from det_core.master.api._types import INT32, INT64, Id, TrialId
 
 if TYPE_CHECKING:
-    from det_core.master.service._views import LogPage, MetricView
+    from det_core.master.service._views import LogPage, LogView, MetricView
 
 routes = Routes("streams")
 MAX_ROWS = 1000
 """Metrics rows read from the store at a time."""
 MAX_LOG_LINES = 500
 """Log lines read from the store at a time."""
+MAX_CHUNK_BYTES = 256 << 10
+"""Bytes of a log after which no further line is encoded before these are sent."""
 BLANK_LINE_INTERVAL = 15.0
 """Seconds without a line after which a log that is followed sends a blank one, so that nobody takes it for dead."""
 NDJSON = "application/x-ndjson"
@@ -75,20 +77,33 @@ async def task_logs(
     return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
 
 
+def _encode(lines: list[LogView]) -> list[bytes]:
+    """Encode the first lines, up to MAX_CHUNK_BYTES; the others are read again when these are sent."""
+    texts = []
+    size = 0
+    for line in lines:
+        texts.append(_line(shapes.log_line(line)))
+        size += len(texts[-1])
+        if size >= MAX_CHUNK_BYTES:
+            break
+    return texts
+
+
 async def _log(read: ReadPage, page: LogPage | None, after: int, follow: bool, limit: int) -> AsyncIterator[bytes]:
     """Yield the lines of a log from ``page`` on; end early, without an error, when the server stops."""
     left = limit or INT64
     try:
         while page is not None:
             lines = page["lines"][:left]
-            text = b"".join(_line(shapes.log_line(line)) for line in lines)
-            left -= len(lines)
-            after = lines[-1]["id"] if lines else after
-            is_over = page["ended"] if follow else len(lines) < MAX_LOG_LINES
+            texts = _encode(lines)
+            left -= len(texts)
+            after = lines[len(texts) - 1]["id"] if texts else after
+            is_last = page["ended"] if follow else len(lines) < MAX_LOG_LINES
+            is_over = is_last and len(texts) == len(lines)
             # A slow reader keeps this generator for as long as it likes: nothing but the encoded lines.
             page = None
             lines = []
-            yield text
+            yield b"".join(texts)
             if not is_over and left:
                 page = await read(after, min(left, MAX_LOG_LINES), BLANK_LINE_INTERVAL if follow else 0.0)
                 if not page["lines"] and not page["ended"]:

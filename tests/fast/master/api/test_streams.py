@@ -11,7 +11,8 @@ import requests
 
 from det_core.master.api import _streams
 from support.processes import until
-from support.running_master import Running
+from support.readers import Readers
+from support.running_master import CONFIG, Running
 
 
 def lines(spec: object, *texts: str, **more: object) -> dict[str, object]:
@@ -103,3 +104,18 @@ def test_metrics_come_in_pages_without_the_superseded(master: Running) -> None:
 def test_a_log_of_nothing_is_404(master: Running) -> None:
     assert master.ask("GET", "trials/99999/logs?follow=true").status == 404
     assert master.ask("GET", "tasks/99999.x/logs").status == 404
+
+
+def test_readers_of_all_routes_beside_trials_that_end_get_200_or_404(master: Running) -> None:
+    """Short form of ``tests/long/test_master_readers.py``, whose trials are processes."""
+    config = CONFIG.replace("{name: single,", "{name: random, max_trials: 64,")
+    readers = Readers(master.url, master.token)
+    with readers.asking(4):
+        for _ in range(2):
+            number = master.created(config)
+            while "endTime" not in master.ask("GET", f"experiments/{number}").json["experiment"]:
+                for allocation in list(master.engine.running):
+                    master.end(allocation)
+            readers.max_trial_id = master.ask("GET", f"experiments/{number}/trials").json["trials"][-1]["id"]
+        until(lambda: len({route for route, _ in readers.answers}) == len(readers.routes))
+    assert not readers.unexpected()
