@@ -67,7 +67,6 @@ def main(place: str, name: str, max_jobs: str, stop_before: str, *command: str) 
         chain.write("job.sh", Path(place).read_bytes())
         chain.write("submitted", job_id.encode())
         chain.log(job_id).symlink_to(os.readlink("/proc/self/fd/1"))
-        print_notice(f"run {chain.run_id} in {chain.run_path}")
     job = Job(chain, environment.launch, int(max_jobs), float(stop_before))
     try:
         return job.run(command)
