@@ -27,7 +27,8 @@ class TestTimeLimit:
         show_python(cluster.slurm)
         cluster.folder.chmod(0o777)
         user = Cluster(cluster.slurm, cluster.folder, USER)
-        chain = user.submit(*MINUTE, TOTAL="55", PAUSE="1")
+        # With a setup, as the user can run this Python on the nodes alone, and submit would refuse the command.
+        chain = user.submit(*MINUTE, "--setup", "true", TOTAL="55", PAUSE="1")
         assert chain.wait_for_end() == "done"
         chain.show("two jobs")
         assert stops(chain) == ["time limit", ""]
