@@ -63,6 +63,7 @@ from fast.master.store.test_subjects import (
     test_tokens_are_found_by_themselves_alone_until_they_are_revoked,
 )
 from support.postgres import Postgres
+from support.processes import until
 
 
 def test_write_lost_connection_raises_and_next_reconnects(postgres_server: Postgres) -> None:
@@ -92,11 +93,13 @@ def test_lock_lost_by_restart_is_taken_again_or_ends_the_master(
     url = postgres_server.new_schema()
     idle = Store.open(url)
     locks = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"
+    holder = "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"
 
     async def go() -> None:
         keeper = asyncio.create_task(idle.keep_lock())
+        before = await asyncio.to_thread(postgres_server.execute, holder)
         await asyncio.to_thread(postgres_server.execute, locks)
-        await asyncio.sleep(1.0)
+        await asyncio.to_thread(until, lambda: postgres_server.execute(holder) not in ([], before))
         with pytest.raises(StoreLocked):
             await asyncio.to_thread(Store.open, url)
         keeper.cancel()

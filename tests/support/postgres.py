@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,14 +73,15 @@ class Postgres:
         self.execute(f"CREATE SCHEMA {name}")
         return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres?options=-csearch_path%3D{name}"
 
-    def execute(self, statement: str) -> None:
-        """Run a statement as the server's administrator."""
+    def execute(self, statement: str) -> list[Any]:
+        """Run a statement as the server's administrator, and return its rows."""
         import psycopg
 
         with psycopg.connect(
             f"host=127.0.0.1 port={self.port} user={USER} dbname=postgres", autocommit=True
         ) as connection:
-            connection.execute(statement.encode())
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
         """Stop it and remove its folder."""
