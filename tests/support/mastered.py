@@ -62,6 +62,10 @@ class DyingStore:
         await self._unless_dead()
         return answer
 
+    async def read_series(self, work: Callable[[Connection], T]) -> T:
+        """Read series as the store does, until death."""
+        return await self.read(work)
+
     async def _unless_dead(self) -> None:
         if self.dead.is_set():
             await asyncio.get_running_loop().create_future()

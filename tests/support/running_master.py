@@ -84,7 +84,8 @@ class Running:
         self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
         await self.service.start()
-        await asyncio.gather(*(store.read(lambda _: time.sleep(0.05)) for _ in range(8)))  # all readers are there now
+        reads = [read(lambda _: time.sleep(0.05)) for read in (store.read, store.read_series) for _ in range(8)]
+        await asyncio.gather(*reads)  # all readers are there now
         self.app = create_app(self.service, TOKEN, max_body_bytes=limit)
         self.server = server = uvicorn.Server(server_config(self.app, limits, port=0))
         serving = asyncio.ensure_future(server._serve())

@@ -15,6 +15,7 @@ from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, 
 from det_core.master.api._types import INT32, INT64, Id, TrialId
 
 if TYPE_CHECKING:
+    from det_core.master.service._queries import MetricsReader
     from det_core.master.service._views import LogPage, LogView, MetricView
 
 routes = Routes("streams")
@@ -164,26 +165,22 @@ async def _metrics(
     for trial_id in trial_ids:
         caller.check(trial_id=trial_id)
 
-    async def read(beyond: int, most: int) -> list[MetricView]:
-        return await service.metrics(trial_ids, group, after=beyond, limit=most, archived=archived)
-
-    first = await read(after, min(limit or MAX_ROWS, MAX_ROWS))
-    return StreamingResponse(_rows(read, first, limit), media_type=NDJSON)
+    reader = service.metrics(trial_ids, group, after=after, archived=archived)
+    first = await reader.read(min(limit or MAX_ROWS, MAX_ROWS))
+    return StreamingResponse(_rows(reader, first, limit), media_type=NDJSON)
 
 
-async def _rows(
-    read: Callable[[int, int], Awaitable[list[MetricView]]], rows: list[MetricView], limit: int
-) -> AsyncIterator[bytes]:
+async def _rows(reader: MetricsReader, rows: list[MetricView], limit: int) -> AsyncIterator[bytes]:
     left = limit or INT64
     while rows:
+        is_over = len(rows) < min(left, MAX_ROWS)
+        rows = rows[:left]
         text = _line({"metrics": [shapes.metric_row(row) for row in rows]})
-        after = rows[-1]["id"]
         left -= len(rows)
-        is_over = not left or len(rows) < MAX_ROWS
         rows = []  # not kept while a slow reader takes them
         yield text
-        if not is_over:
-            rows = await read(after, min(left, MAX_ROWS))
+        if left and not is_over:
+            rows = await reader.read(min(left, MAX_ROWS))
 
 
 def _line(result: dict[str, Any]) -> bytes:

@@ -146,7 +146,7 @@ async def use(hub: Hub, trial_id: int, uuid: str) -> None:
     """Accept that a trial uses a checkpoint, if both exist; stock clients report it, and nothing reads it.
 
     Raises:
-        NotFound: If there is no such trial or checkpoint.
+        NotFound: If the trial or the checkpoint does not exist.
     """
 
     def check(conn: Connection) -> None:

@@ -212,7 +212,7 @@ async def create(hub: Hub, drafted: Draft, *, activate: bool, parent_id: int | N
 
     Raises:
         Conflict: an experiment of that external id stands.
-        NotFound: there is no such parent.
+        NotFound: If the parent does not exist.
     """
 
     def check(conn: Connection) -> None:

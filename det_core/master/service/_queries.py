@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from det_core import _clock
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
+    from det_core.master.store import Store
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.validations import BestTrial
 
@@ -112,7 +114,7 @@ async def trial(hub: Hub, trial_id: int) -> TrialView:
             raise no_experiment(row.experiment_id)
         return _show_trials.show_one(conn, experiment, row, snapshot)
 
-    return await hub.store.read(look)
+    return await hub.store.read_series(look)  # its summaries read all rows of the trial
 
 
 async def best_trial(hub: Hub, experiment_id: int) -> TrialView | None:
@@ -135,33 +137,77 @@ async def _best(hub: Hub, row: ExperimentRow) -> BestTrial | None:
     return best.get(row.id)
 
 
-def find_metrics(
-    conn: Connection, trial_ids: Sequence[int], group: str | None, after: int, limit: int | None, archived: bool
-) -> list[MetricView]:
-    """Rows of metrics; their ids count them, in the order of trials, groups and steps."""
-    found: list[MetricView] = []
-    number = 0
-    for trial_id in trial_ids:
-        if trials.get(conn, trial_id) is None:
-            raise NotFound(f"there is no trial {trial_id}")
-        for name in series.groups(conn, trial_id) if group is None else [group]:
-            for row in series.read(conn, trial_id, name, superseded=archived, batches=True, limit=None):
-                number += 1
-                if number <= after:
-                    continue
-                if limit is not None and len(found) >= limit:
-                    return found
-                found.append(
-                    MetricView(
-                        id=number,
-                        trial_id=trial_id,
-                        trial_run_id=row.run_id,
-                        group=row.group,
-                        total_batches=row.steps_completed,
-                        metrics=row.metrics,
-                        batch_metrics=row.batch_metrics,
-                        end_time=row.time,
-                        archived=row.superseded,
-                    )
-                )
-    return found
+class MetricsReader:
+    """Rows of metrics of some trials, read in parts, each from where the one before ended.
+
+    Their IDs count them, in the order of trials, groups and steps.
+
+    Args:
+        store: Store to read.
+        trial_ids: Trials.
+        group: Metric group, or None for all.
+        after: ID of the last row to skip.
+        archived: Whether to include superseded rows.
+    """
+
+    def __init__(
+        self, store: Store, trial_ids: Sequence[int], group: str | None, *, after: int, archived: bool
+    ) -> None:
+        self._store = store
+        self._trial_ids = trial_ids
+        self._group = group
+        self._after = after
+        self._archived = archived
+        self._left: deque[tuple[int, str]] | None = None
+        self._cursor: series.Cursor | None = None
+        self._number = 0
+
+    async def read(self, limit: int) -> list[MetricView]:
+        """Return the next rows, at least ``limit`` unless these are the last: those of one step stay together.
+
+        Raises:
+            NotFound: If one of the trials does not exist.
+        """
+        return await self._store.read_series(lambda conn: self._read(conn, limit))
+
+    def _read(self, conn: Connection, limit: int) -> list[MetricView]:
+        if self._left is None:
+            self._left = deque(self._series_of_all(conn))
+        views: list[MetricView] = []
+        while self._left and len(views) < limit:
+            trial_id, group = self._left[0]
+            missing = limit - len(views)
+            rows = series.read(
+                conn, trial_id, group, superseded=self._archived, batches=True, after=self._cursor, limit=missing
+            )
+            for row in rows:
+                self._number += 1
+                if self._number > self._after:
+                    views.append(_metric_view(self._number, trial_id, row))
+            if len(rows) < missing:
+                self._left.popleft()
+                self._cursor = None
+            else:
+                self._cursor = rows[-1].cursor
+        return views
+
+    def _series_of_all(self, conn: Connection) -> Iterator[tuple[int, str]]:
+        for trial_id in self._trial_ids:
+            if trials.get(conn, trial_id) is None:
+                raise NotFound(f"there is no trial {trial_id}")
+            for name in series.groups(conn, trial_id) if self._group is None else [self._group]:
+                yield trial_id, name
+
+
+def _metric_view(number: int, trial_id: int, row: series.MetricRow) -> MetricView:
+    return MetricView(
+        id=number,
+        trial_id=trial_id,
+        trial_run_id=row.run_id,
+        group=row.group,
+        total_batches=row.steps_completed,
+        metrics=row.metrics,
+        batch_metrics=row.batch_metrics,
+        end_time=row.time,
+        archived=row.superseded,
+    )

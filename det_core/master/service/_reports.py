@@ -27,7 +27,7 @@ async def fence(hub: Hub, trial_id: int, trial_run_id: int) -> None:
     """Make sure that a report comes from the attempt of a trial that runs.
 
     Raises:
-        NotFound: there is no such trial.
+        NotFound: If the trial does not exist.
         Fenced: the attempt is over.
         Invalid: there never was such an attempt.
     """

@@ -44,11 +44,11 @@ from det_core.master.store.allocations import alive
 
 if TYPE_CHECKING:
     from det_core.master.engines import Engine
+    from det_core.master.service._queries import MetricsReader
     from det_core.master.service._views import (
         CheckpointView,
         ExperimentView,
         LogPage,
-        MetricView,
         OperationView,
         RendezvousView,
         SearchView,
@@ -325,19 +325,11 @@ class Service:
 
     # what was recorded
 
-    async def metrics(
-        self,
-        trial_ids: Sequence[int],
-        group: str | None = None,
-        *,
-        after: int = 0,
-        limit: int | None = None,
-        archived: bool = False,
-    ) -> list[MetricView]:
-        """Rows of the group (None: of all groups), by id from ``after`` on; ``archived``: superseded ones too."""
-        return await self._hub.store.read(
-            lambda conn: _queries.find_metrics(conn, trial_ids, group, after, limit, archived)
-        )
+    def metrics(
+        self, trial_ids: Sequence[int], group: str | None = None, *, after: int = 0, archived: bool = False
+    ) -> MetricsReader:
+        """Return a reader of the rows of a group, or of all, after an ID; ``archived``: superseded ones too."""
+        return _queries.MetricsReader(self._hub.store, trial_ids, group, after=after, archived=archived)
 
     async def checkpoints(self, experiment_id: int) -> list[CheckpointView]:
         """All checkpoints of an experiment, newest first."""
@@ -486,7 +478,7 @@ class Service:
 
         Raises:
             Invalid: no steps_completed in the metadata, or another state than COMPLETED.
-            NotFound: the task is no trial.
+            NotFound: If the task is not a trial.
             Fenced: the allocation is over.
             Conflict: another checkpoint has that uuid.
         """

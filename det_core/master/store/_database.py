@@ -13,7 +13,9 @@ from det_core.errors import StoreError
 from det_core.master.store._lock import taken_within
 
 READERS = 4
-"""Connections that read at a time."""
+"""Connections that read at a time, for all but series."""
+SERIES_READERS = 2
+"""Connections that read series at a time."""
 BUSY_MS = 5000
 """How long SQLite waits for somebody else's lock, such as that of a person's sqlite3 shell."""
 CHECKPOINT_PAGES = 4000
@@ -34,7 +36,7 @@ def parse(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError:
         raise StoreError(
-            f"{url!r} is no database URL; give sqlite:////path/to/file or postgresql://host/name"
+            f"{url!r} is not a database URL; give sqlite:////path/to/file or postgresql://host/name"
         ) from None
     kind = parsed.get_backend_name()
     if kind == "postgresql":
@@ -64,8 +66,10 @@ def writing_engine(url: URL) -> Engine:
 def reading_engine(url: URL) -> Engine:
     """A few connections, each of whose transactions sees one state of the database, and writes nothing."""
     if url.get_backend_name() == "sqlite":
-        return _sqlite(url, "BEGIN", pool_size=READERS, max_overflow=0)
-    engine = create_engine(url, pool_size=READERS, max_overflow=0, pool_pre_ping=True, connect_args=_patience())
+        return _sqlite(url, "BEGIN", pool_size=READERS + SERIES_READERS, max_overflow=0)
+    engine = create_engine(
+        url, pool_size=READERS + SERIES_READERS, max_overflow=0, pool_pre_ping=True, connect_args=_patience()
+    )
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, Engine, text
 
 from det_core.errors import StoreError, StoreLocked
 from det_core.master.store._commits import Ask, Commits
-from det_core.master.store._database import READERS, parse, reading_engine, writing_engine
+from det_core.master.store._database import READERS, SERIES_READERS, parse, reading_engine, writing_engine
 from det_core.master.store._lock import FileLock
 from det_core.master.store._migrate import upgrade
 from det_core.master.store._trouble import explain, is_trouble
@@ -37,6 +37,7 @@ class Store:
         self._url, self._writing, self._reading, self._lock = url, writing, reading, lock
         self._commits = Commits(writing, url)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="det-core-read")
+        self._series_readers = ThreadPoolExecutor(SERIES_READERS, thread_name_prefix="det-core-series")
         self._closed = False
 
     @classmethod
@@ -93,9 +94,16 @@ class Store:
             StoreError: the database cannot be read, or the store is closed.
             Exception: what the work raised.
         """
+        return await self._read_in(self._readers, work)
+
+    async def read_series(self, work: Callable[[Connection], T]) -> T:
+        """Read as :meth:`read` does, in threads of its own: for rows of metrics, so that long series block no other."""
+        return await self._read_in(self._series_readers, work)
+
+    async def _read_in(self, readers: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
         if self._closed:
             raise StoreError(f"the master's database {self._url.database} is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
+        return await asyncio.get_running_loop().run_in_executor(readers, self._read, work)
 
     async def keep_lock(self) -> None:
         """Check every few seconds that no other master has the database, until cancelled.
@@ -124,6 +132,7 @@ class Store:
         self._closed = True
         self._commits.close()
         self._readers.shutdown()
+        self._series_readers.shutdown()
         self._reading.dispose()
         self._writing.dispose()
         if self._lock is not None:

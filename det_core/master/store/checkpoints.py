@@ -17,7 +17,7 @@ from det_core.master.store._types import dumps
 
 COMPLETED, PARTIALLY_DELETED, DELETED = "COMPLETED", "PARTIALLY_DELETED", "DELETED"
 ADDED = "metadata.json"
-"""A file that a deletion may leave behind newly, which is no change."""
+"""File that a deletion may leave behind in addition; that is not a change."""
 
 
 @dataclass(frozen=True)

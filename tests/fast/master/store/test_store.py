@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,19 @@ def test_a_read_sees_one_state_of_the_database(store: Store) -> None:
 
     assert asyncio.run(go()) == (1, 1)
     assert keys(store, "a") == [2]
+
+
+def test_long_reads_of_series_block_no_other_read(store: Store) -> None:
+    over = threading.Event()
+
+    async def go() -> None:
+        long = [asyncio.create_task(store.read_series(lambda conn: over.wait(60))) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert await asyncio.gather(*(store.read(lambda conn: 1) for _ in range(20))) == [1] * 20
+        over.set()
+        assert await asyncio.gather(*long) == [True] * 6
+
+    asyncio.run(go())
 
 
 def test_readers_cannot_write(store: Store) -> None:
@@ -240,7 +254,7 @@ def test_nobody_else_can_read_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("no url", "is no database URL"),
+        ("no url", "is not a database URL"),
         ("mysql://host/name", "not in mysql"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),

@@ -1,0 +1,52 @@
+"""Rows of metrics, read in parts: each row is read from the database once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.master._errors import NotFound
+from det_core.master.store import series
+from fast.master.service.test_unmanaged import CONFIG, bench, train
+
+
+def test_parts_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = series.read
+    counts: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> list[series.MetricRow]:
+        rows = read(*args, **options)
+        counts.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(series, "read", counted)
+
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
+            trials = [(await b.service.create_trial(number, {}))["id"] for _ in range(2)]
+            for trial in trials:
+                await b.service.start_trial(trial, resume=False)
+                for group in ("training", "validation"):
+                    for step in range(1, 8):
+                        await b.service.report_metrics(trial, 1, group, step, {"loss": 1.0})
+            counts.clear()
+            reader = b.service.metrics(trials)
+            parts = []
+            while rows := await reader.read(5):
+                parts.append(rows)
+            assert [len(rows) for rows in parts] == [5] * 5 + [3]
+            expected = [(t, g, s) for t in trials for g in ("training", "validation") for s in range(1, 8)]
+            views = [row for rows in parts for row in rows]
+            assert [(row["trial_id"], row["group"], row["total_batches"]) for row in views] == expected
+            assert [row["id"] for row in views] == list(range(1, 29))
+            assert sum(counts) == 28
+            rest = b.service.metrics(trials, after=26)
+            assert [row["id"] for row in await rest.read(5)] == [27, 28]
+            with pytest.raises(NotFound):
+                await b.service.metrics([trials[0], 99]).read(5)
+
+    asyncio.run(main())
