@@ -72,7 +72,7 @@ class Forbidden(MasterError):
 
 
 class NotFound(MasterError):
-    """There is no such object."""
+    """The object does not exist."""
 
     status = 404
     code = 5

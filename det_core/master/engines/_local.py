@@ -75,7 +75,7 @@ class LocalEngine:
         if spec.allocation_id in self._watches:
             raise ValueError(f"allocation {spec.allocation_id} was launched before")
         if unknown := set(spec.slot_ids) - set(self.slots):
-            raise ValueError(f"allocation {spec.allocation_id}: there is no slot {min(unknown)}, only {self.slots}")
+            raise ValueError(f"allocation {spec.allocation_id}: slot {min(unknown)} not found among {self.slots}")
         folder = self._folder(spec.allocation_id)
         self._watches[spec.allocation_id] = watch = Watch(spec.allocation_id, folder)
         self._places[spec.allocation_id] = place = free_place(set(self._places.values()))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def no_experiment(experiment_id: int) -> NotFound:
-    """There is no such experiment."""
+    """Return the error for an experiment that does not exist."""
     return NotFound(f"there is no experiment {experiment_id}")
 
 

@@ -68,7 +68,7 @@ def check(uuid: str, metadata: Mapping[str, Any]) -> None:
     """Make sure that a checkpoint can be kept.
 
     Raises:
-        Invalid: its id is no name for a folder, or its metadata say no step.
+        Invalid: If its ID cannot name a directory, or its metadata lack the step.
     """
     try:
         check_storage_id(uuid)
@@ -127,7 +127,7 @@ async def patch(hub: Hub, found: Sequence[tuple[str, Mapping[str, int] | None]])
 
 
 def no_checkpoint(uuid: str) -> NotFound:
-    """There is no such checkpoint."""
+    """Return the error for a checkpoint that does not exist."""
     return NotFound(f"there is no checkpoint {uuid}")
 
 

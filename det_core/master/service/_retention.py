@@ -215,7 +215,7 @@ async def delete_experiment(hub: Hub, experiment_id: int) -> None:
     """Delete an ended experiment; its checkpoints and reports go in the background.
 
     Raises:
-        NotFound: If there is no such experiment.
+        NotFound: If the experiment does not exist.
         WrongState: If it has not ended, or an experiment that has not ended starts from one of its checkpoints.
     """
     await experiment_row(hub, experiment_id)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
 
 UNKNOWN_PAUSE = 1.0
-"""Seconds that somebody waits for the answer that there is no such allocation, lest it asks again at once."""
+"""Seconds that somebody waits for the answer that an allocation does not exist, lest it asks again at once."""
 
 
 async def preemption(hub: Hub, allocation_id: str, timeout: float) -> bool:
