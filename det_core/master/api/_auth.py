@@ -82,7 +82,7 @@ class Authenticator:
         """Return the caller that the headers of a request name.
 
         Raises:
-            Unauthenticated: If there is no token, or none that is valid.
+            Unauthenticated: Without a valid token.
         """
         sent = [headers.get("grpc-metadata-x-allocation-token", ""), headers.get("authorization", "")]
         tokens = [token for text in sent if (token := text.removeprefix("Bearer ").strip())]

@@ -59,7 +59,7 @@ class CreateExperimentRequest(Body):
 
 
 class PutExperimentRequest(CreateExperimentRequest):
-    """As for a new experiment; what its trials run is not the master's business, so there is no context directory.
+    """As for a new experiment, without a context directory: the master does not run its trials.
 
     ``start_time``: when it began, if that was before.
     """

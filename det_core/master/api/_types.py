@@ -54,6 +54,12 @@ def _number(value: Any) -> Any:
     return _FLOATS.get(value.lower(), value) if isinstance(value, str) else value
 
 
+def _integer(value: Any) -> Any:
+    if isinstance(value, bool):  # pydantic takes true for 1
+        raise ValueError("expected an integer, found a boolean")
+    return value
+
+
 _DATETIME = TypeAdapter(datetime)
 
 
@@ -72,9 +78,11 @@ Number = Annotated[float, BeforeValidator(_number), WithJsonSchema(_ANY_NUMBER)]
 """A float; also the strings for those that are not finite, in either of their spellings."""
 Int64 = Annotated[int, Field(ge=-INT64 - 1, le=INT64), WithJsonSchema(_ANY_INTEGER, mode="validation")]
 """A 64-bit integer, as a number or in decimal digits."""
-Size = Annotated[int, Field(ge=0, le=INT64), WithJsonSchema(_ANY_INTEGER, mode="validation")]
+Size = Annotated[int, BeforeValidator(_integer), Field(ge=0, le=INT64), WithJsonSchema(_ANY_INTEGER, mode="validation")]
 """A 64-bit count, as a number or in decimal digits."""
-Id = Annotated[int, Field(ge=0, le=INT32), WithJsonSchema({"type": "integer"}, mode="validation")]
+Id = Annotated[
+    int, BeforeValidator(_integer), Field(ge=0, le=INT32), WithJsonSchema({"type": "integer"}, mode="validation")
+]
 """The number of an experiment, trial or storage."""
 Timestamp = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339 in; seconds since the epoch to us. Without a zone it is UTC."""
