@@ -7,7 +7,7 @@
     │   └── WrongState            400, code 9: … because of the state that its object is in
     ├── Unauthenticated           401, code 16: no token, or one that is not (or no longer) valid
     ├── Forbidden                 403, code 7: the token does not reach that far
-    ├── NotFound                  404, code 5: there is no such object
+    ├── NotFound                  404, code 5: the object does not exist
     ├── Conflict                  409, code 6: it contradicts what is recorded already
     │   └── Fenced                409, code 6: it comes from an attempt that is over (a zombie)
     ├── TooMuch                   413, code 8: more than the master takes
@@ -58,7 +58,7 @@ class WrongState(Invalid):
 
 
 class Unauthenticated(MasterError):
-    """There is no token, or one that is not or no longer valid."""
+    """The request has no valid token."""
 
     status = 401
     code = 16

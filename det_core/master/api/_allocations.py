@@ -10,8 +10,7 @@ from fastapi.responses import Response
 
 from det_core._clock import monotonic
 from det_core.master._errors import Stopping
-from det_core.master.api._pending import LONGEST_WAIT
-from det_core.master.api._routing import Routes, ThePendingRequests, TheService
+from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService
 from det_core.master.api._types import answer, done
 
 routes = Routes("allocations")

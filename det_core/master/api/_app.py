@@ -8,41 +8,29 @@ from fastapi import FastAPI
 
 import det_core
 from det_core.master.api import (
-    _alerts,
     _allocations,
-    _changes,
     _checkpoints,
-    _control,
     _experiments,
     _master,
-    _operations,
     _refusals,
     _reports,
     _streams,
     _tasks,
     _trials,
-    _unmanaged,
 )
-from det_core.master.api._auth import Authenticator
-from det_core.master.api._hosts import OwnHosts
-from det_core.master.api._pending import PendingRequests
-from det_core.master.api._routing import MAX_BODY_BYTES, BodiesInFlight, Routes
+from det_core.master.api._auth import Authenticator, OwnHosts
+from det_core.master.api._routing import MAX_BODY_BYTES, BodiesInFlight, PendingRequests, Routes
 from det_core.master.service import Service
 
 ROUTES: tuple[Routes, ...] = (
     _reports.routes,
     _trials.routes,
-    _operations.routes,
     _allocations.routes,
     _streams.routes,
     _checkpoints.routes,
     _experiments.routes,
-    _changes.routes,
-    _control.routes,
     _tasks.routes,
     _tasks.plain_routes,
-    _unmanaged.routes,
-    _alerts.routes,
     _master.routes,
     _master.plain_routes,
 )

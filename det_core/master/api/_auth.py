@@ -7,7 +7,9 @@ the trial's processes, reaches its own trial, allocation and task, and reads its
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -94,6 +96,37 @@ class Authenticator:
             if (allocation := await self._service.identify(token)) is not None:
                 return Caller(allocation)
         raise Unauthenticated("invalid credentials")
+
+
+class OwnHosts:
+    """Names under which a request may address this master.
+
+    A page of a foreign site can let its own name point to this machine (DNS rebinding). A browser then sends the page's
+    requests to the master and regards the answers as the page's own; the Host header still has the foreign name.
+
+    Args:
+        names: names beside localhost and that of the machine, such as the one that a proxy is reached by.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {"", "localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
+
+    def __contains__(self, host: str) -> bool:
+        """Return whether a Host header names this master: IP addresses always do, since no site can own one."""
+        name = _without_port(host).lower().rstrip(".")
+        if name in self._names or name.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
 
 
 def is_same_secret(sent: str, expected: str) -> bool:

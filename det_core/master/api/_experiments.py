@@ -1,9 +1,15 @@
-"""Routes that create, read and change experiments (rows 6, 8 and 32 of §4; §10)."""
+"""Routes of experiments: create, read, wait for, steer, change, continue and delete (rows 6, 8 and 32 of §4; §10).
+
+A context directory travels file by file, or packed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import binascii
+import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Query
@@ -13,9 +19,10 @@ from starlette.convertors import Convertor, register_url_convertor
 
 from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
-from det_core.master.api._archive import FileEntry, packed
-from det_core.master.api._routing import Routes, TheService
-from det_core.master.api._types import Body, ExperimentId, Id, Timestamp, answer, state_in
+from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService
+from det_core.master.api._types import Body, ExperimentId, Id, Int64, Timestamp, answer, done, state_in
+from det_core.master.engines import check_archive, pack_files
+from det_core.protocol.wire import to_wire
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CreatedView
@@ -38,6 +45,16 @@ class _Anything(Convertor[str]):
 
 
 register_url_convertor("anything", _Anything())
+
+
+class FileEntry(Body):
+    """One file (``type`` 48), folder (53) or link (50); ``content`` in base64, ``mode`` as of chmod."""
+
+    path: str
+    type: Int64 = 48
+    content: str = ""
+    mtime: Int64 = 0
+    mode: Int64 = 0o644
 
 
 class CreateExperimentRequest(Body):
@@ -68,6 +85,37 @@ class PutExperimentRequest(CreateExperimentRequest):
     start_time: Timestamp | None = None
 
 
+class ContinueRequest(Body):
+    """The experiment to go on with, and configuration text to lay over its own."""
+
+    id: Id
+    override_config: str = ""
+
+
+class Resources(Body):
+    """What of ``resources`` can be changed later."""
+
+    priority: Annotated[int, Field(ge=1, le=99)] | None = None
+
+
+class KeptCheckpoints(Body):
+    """How many checkpoints stay when the experiment has ended."""
+
+    save_experiment_best: Annotated[int, Field(ge=0)] | None = None
+    save_trial_best: Annotated[int, Field(ge=0)] | None = None
+    save_trial_latest: Annotated[int, Field(ge=0)] | None = None
+
+
+class PatchExperimentRequest(Body):
+    """What is to change."""
+
+    name: str | None = None
+    description: str | None = None
+    labels: list[str] | None = None
+    resources: Resources = Resources()
+    checkpoint_storage: KeptCheckpoints | None = None
+
+
 @routes.user.post("/experiments")
 async def create_experiment(body: CreateExperimentRequest, service: TheService) -> Response:
     """Create an experiment, and start it unless ``activate`` is false."""
@@ -75,7 +123,7 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService) 
         raise Invalid(
             f"template: {body.template!r} cannot be used, this master has no templates; put it into the config"
         )
-    context = await asyncio.to_thread(packed, body.model_definition, body.b64_tgz)
+    context = await asyncio.to_thread(_packed, body.model_definition, body.b64_tgz)
     created = await service.create_experiment(
         body.config,
         context,
@@ -170,6 +218,129 @@ async def model_def(experiment_id: ExperimentId, service: TheService) -> Respons
     """The context directory of an experiment."""
     archive = await service.context_archive(experiment_id)
     return answer({"b64Tgz": base64.b64encode(archive).decode()})
+
+
+@routes.user.post("/experiments/continue")
+async def continue_experiment(body: ContinueRequest, service: TheService) -> Response:
+    """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""
+    view = await service.continue_experiment(body.id, body.override_config or None)
+    return answer(shapes.experiment_reply(view))
+
+
+@routes.user.patch("/experiments/{experiment_id}")
+async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService) -> Response:
+    """Change name, description, labels, priority, or how many checkpoints are kept."""
+    kept = body.checkpoint_storage
+    view = await service.patch_experiment(
+        experiment_id,
+        name=body.name,
+        description=body.description,
+        labels=body.labels,
+        priority=body.resources.priority,
+        checkpoint_storage=None if kept is None else kept.model_dump(exclude_none=True),
+    )
+    return answer(shapes.experiment_reply(view))
+
+
+@routes.user.post("/experiments/{experiment_id}/activate")
+async def activate(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Let a paused experiment go on."""
+    await service.activate(experiment_id)
+    return done()
+
+
+@routes.user.post("/experiments/{experiment_id}/pause")
+async def pause(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Have all trials save and stop, to go on when it is activated."""
+    await service.pause(experiment_id)
+    return done()
+
+
+@routes.user.post("/experiments/{experiment_id}/cancel")
+async def cancel(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Have all trials save and stop, for good."""
+    await service.cancel(experiment_id)
+    return done()
+
+
+@routes.user.post("/experiments/{experiment_id}/kill")
+async def kill(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Kill all trials, for good."""
+    await service.kill(experiment_id)
+    return done()
+
+
+@routes.user.post("/experiments/{experiment_id}/archive")
+async def archive(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Put an experiment that has ended aside."""
+    await service.archive(experiment_id)
+    return done()
+
+
+@routes.user.post("/experiments/{experiment_id}/unarchive")
+async def unarchive(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Bring an experiment back that was put aside."""
+    await service.unarchive(experiment_id)
+    return done()
+
+
+@routes.user.delete("/experiments/{experiment_id}")
+async def delete_experiment(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Delete an experiment that has ended, with its checkpoints. They go in the background."""
+    await service.delete_experiment(experiment_id)
+    return done()
+
+
+@routes.trial.get("/experiments/{experiment_id}/wait")
+async def wait_experiment(
+    experiment_id: ExperimentId,
+    service: TheService,
+    pending: ThePendingRequests,
+    timeout_seconds: Annotated[float, Query(ge=0)] = LONGEST_WAIT,
+) -> Response:
+    """The experiment once it has ended, or as it is after that time (at most a minute)."""
+    work = service.wait_experiment(experiment_id, min(timeout_seconds, LONGEST_WAIT))
+    view = await pending.wait(work)
+    return answer(shapes.experiment_reply(view))
+
+
+@routes.trial.get("/experiments/{experiment_id}/search")
+async def search(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Where the search stands: rungs, and how much has been decided."""
+    return answer({"search": to_wire(await service.search_state(experiment_id))})
+
+
+@routes.trial.get("/experiments/{experiment_id}/best_trial")
+async def best_trial(experiment_id: ExperimentId, service: TheService) -> Response:
+    """The trial with the best searched metric."""
+    view = await service.best_trial(experiment_id)
+    return answer({} if view is None else {"trial": shapes.trial(view)})
+
+
+@routes.trial.get("/experiments/{experiment_id}/best_checkpoint")
+async def best_checkpoint(experiment_id: ExperimentId, service: TheService) -> Response:
+    """Of the checkpoints still there, that with the best searched metric at its step."""
+    view = await service.best_checkpoint(experiment_id)
+    return answer({} if view is None else {"checkpoint": shapes.checkpoint(view)})
+
+
+def _packed(files: Sequence[FileEntry], b64_tgz: str | None) -> bytes | None:
+    """The context directory as an archive that can be unpacked; None without one. Takes a while if it is large.
+
+    Raises:
+        Invalid: it came in both forms; or something in it is not allowed, and the message names that.
+        TooMuch: it is too large, packed or unpacked.
+    """
+    if b64_tgz and files:
+        raise Invalid("the context directory comes either as modelDefinition or as b64Tgz, not as both")
+    if not b64_tgz:
+        return pack_files([file.model_dump() for file in files]) if files else None
+    try:
+        archive = base64.b64decode(b64_tgz, validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise Invalid(f"body b64Tgz: no base64: {e}") from None
+    check_archive(io.BytesIO(archive))
+    return archive
 
 
 def _created_reply(created: CreatedView) -> dict[str, Any]:

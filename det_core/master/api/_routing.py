@@ -6,10 +6,11 @@ JSON whatever their content type says, and query parameters are camelCase or sna
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
@@ -23,10 +24,10 @@ from starlette.types import Message, Receive, Scope
 
 from det_core.master._errors import MasterError, Misdirected, Stopping, TooMuch, Unauthenticated
 from det_core.master.api._auth import OBJECT_IDS, Authenticator, Caller
-from det_core.master.api._pending import PendingRequests
 from det_core.master.api._refusals import refuse
 from det_core.master.service import Service
 
+T = TypeVar("T")
 API_PREFIX = "/api/v1"
 MAX_BODY_BYTES = 128 << 20
 """Bytes that the body of a request may have (§2.2)."""
@@ -34,6 +35,8 @@ MAX_OPEN_BODY_BYTES = 64 << 10
 """Bytes that the body of a request without a token may have."""
 MAX_BODY_BYTES_IN_FLIGHT = 512 << 20
 """Bytes of all bodies that are being read or worked on."""
+LONGEST_WAIT = 60.0
+"""Seconds that a request may wait, so that it ends before a proxy in between closes the connection (§2.2)."""
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])")
 
 
@@ -62,6 +65,47 @@ class Routes:
         """Add all routes to an application."""
         for router in (self.trial, self.user, self.open):
             app.include_router(router)
+
+
+class PendingRequests:
+    """All requests that wait.
+
+    Attributes:
+        is_released: Whether the server stops.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self.is_released = False
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def release(self) -> None:
+        """End all waits, and each later one at once."""
+        self.is_released = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what ``work`` returns.
+
+        Raises:
+            Stopping: If the server stops first.
+        """
+        if self.is_released:
+            work.close()
+            raise Stopping("the master is about to stop")
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.is_released:
+                raise Stopping("the master is about to stop") from None
+            raise
+        finally:
+            self._tasks.discard(task)
 
 
 class _Route(APIRoute):

@@ -1,4 +1,7 @@
-"""Routes by which a trial tells of itself and asks (rows 1 and 3 to 7 of §4; §5.1, §5.4)."""
+"""Routes of trials: what they report of themselves, and ask (rows 1, 3 to 7, 9, 10, 17 and 18 of §4; §5).
+
+Those that somebody else runs are created and ended here, too (rows 33 to 35 of §4; §9).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from typing import Annotated, Any
 from fastapi.responses import Response
 from pydantic import Discriminator, Field, Tag
 
+from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._types import Body, Id, Number, TrialId, answer, done
+from det_core.master.api._types import Body, Id, Number, Size, Timestamp, TrialId, answer, done, state_in
+from det_core.protocol.wire import to_wire
 
 routes = Routes("trials")
 
@@ -108,3 +113,161 @@ async def early_exit(trial_id: TrialId, body: EarlyExitRequest, service: TheServ
     """Note that the trial gives up, and why."""
     await service.early_exit(trial_id, body.reason, allocation_id=caller.allocation_id)
     return done()
+
+
+class Length(Body):
+    """The operation, by its length."""
+
+    length: Size
+
+
+class CompleteOperationRequest(Body):
+    """An operation that is done, and its metric (for the searches that are built in, a number)."""
+
+    op: Length
+    searcher_metric: Any = None
+
+
+@routes.trial.get("/trials/{trial_id}/searcher/operation")
+async def operation(trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
+    """How far the trial is to train; answered at once."""
+    view = await service.operation(trial_id, allocation_id=caller.allocation_id)
+    operation = {"requestId": view["request_id"], "length": str(view["length"])}
+    return answer({"op": {"validateAfter": operation}, "completed": view["completed"]})
+
+
+@routes.trial.post("/trials/{trial_id}/searcher/completed_operation")
+async def complete_operation(
+    trial_id: TrialId, body: CompleteOperationRequest, service: TheService, caller: TheCaller
+) -> Response:
+    """The operation is done. Saying it again changes nothing."""
+    metric, length = body.searcher_metric, body.op.length
+    await service.complete_operation(trial_id, length, metric, allocation_id=caller.allocation_id)
+    return done()
+
+
+class AlertData(Body):
+    """What is to be said."""
+
+    title: str = ""
+    description: str = ""
+    level: str = "LOG_LEVEL_INFO"
+
+
+class AlertRequest(Body):
+    """Something for people's attention."""
+
+    data: AlertData = AlertData()
+    experiment_id: Id
+    trial_id: Id | None = None
+
+
+class TrialSource(Body):
+    """That a trial uses a checkpoint, and for what."""
+
+    checkpoint_uuid: str
+    trial_id: Id
+    trial_source_info_type: str = "TRIAL_SOURCE_INFO_TYPE_UNSPECIFIED"
+
+
+class TrialSourceRequest(Body):
+    """That a trial uses a checkpoint."""
+
+    trial_source_info: TrialSource
+
+
+@routes.trial.post("/webhooks/custom")
+async def alert(body: AlertRequest, service: TheService, caller: TheCaller) -> Response:
+    """Bring something to people's attention."""
+    caller.check(experiment_id=body.experiment_id)
+    if body.trial_id is not None:
+        caller.check(trial_id=body.trial_id)
+    level = body.data.level.removeprefix("LOG_LEVEL_")
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise Invalid(f"body data.level: {body.data.level!r} is none of LOG_LEVEL_DEBUG, _INFO, _WARNING, _ERROR")
+    await service.alert(body.experiment_id, body.trial_id, body.data.title, body.data.description, level)
+    return done()
+
+
+@routes.trial.post("/trial-source-info")
+async def trial_source_info(body: TrialSourceRequest, service: TheService, caller: TheCaller) -> Response:
+    """Note that a trial uses a checkpoint."""
+    info = body.trial_source_info
+    caller.check(trial_id=info.trial_id)
+    await service.trial_source_info(info.trial_id, info.checkpoint_uuid)
+    return answer({"trialId": info.trial_id, "checkpointUuid": info.checkpoint_uuid})
+
+
+@routes.user.post("/trials/{trial_id}/kill")
+async def kill_trial(trial_id: TrialId, service: TheService) -> Response:
+    """Kill one trial, for good."""
+    await service.kill_trial(trial_id)
+    return done()
+
+
+class CreateTrialRequest(Body):
+    """A trial of an unmanaged experiment."""
+
+    experiment_id: Id
+    hparams: dict[str, Any] = Field(default_factory=dict)
+    unmanaged: bool = True
+
+
+class PutTrialRequest(Body):
+    """A trial, and the caller's own name for it. ``start_time``: when it began, if that was before."""
+
+    create_trial_request: CreateTrialRequest
+    external_trial_id: str
+    start_time: Timestamp | None = None
+
+
+class StartTrialRequest(Body):
+    """Whether a trial that was started before may go on."""
+
+    resume: bool = False
+
+
+class PatchTrialRequest(Body):
+    """A sign of life, and perhaps a new state. ``end_time``: when it ended, if that was before."""
+
+    state: str | None = None
+    end_time: Timestamp | None = None
+
+
+@routes.user.post("/trials")
+async def create_trial(body: CreateTrialRequest, service: TheService) -> Response:
+    """A new trial of an unmanaged experiment."""
+    _check(body)
+    view = await service.create_trial(body.experiment_id, body.hparams)
+    return answer({"trial": shapes.trial(view)})
+
+
+@routes.user.put("/trials")
+async def put_trial(body: PutTrialRequest, service: TheService) -> Response:
+    """The trial of that external id, created if there is none."""
+    wanted = body.create_trial_request
+    _check(wanted)
+    view = await service.put_trial(
+        wanted.experiment_id, body.external_trial_id, wanted.hparams, start_time=body.start_time
+    )
+    return answer({"trial": shapes.trial(view)})
+
+
+def _check(body: CreateTrialRequest) -> None:
+    if not body.unmanaged:
+        raise Invalid("unmanaged: only trials that the master does not run can be created; a search creates its own")
+
+
+@routes.user.post("/trials/{trial_id}/start")
+async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheService) -> Response:
+    """Begin another attempt of an unmanaged trial."""
+    view = await service.start_trial(trial_id, resume=body.resume)
+    return answer(to_wire(view))
+
+
+@routes.user.patch("/trials/{trial_id}")
+async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService) -> Response:
+    """A sign of life of an unmanaged trial, and perhaps its new state."""
+    state = None if body.state is None else state_in(body.state)
+    view = await service.patch_trial(trial_id, state=state, end_time=body.end_time)
+    return answer({"trial": shapes.trial(view)})
