@@ -48,9 +48,7 @@ def work(writer: int, number: int) -> Callable[[Connection], None]:
             for seq in range(first, first + ROWS)
         ]
         ingest.insert_journal(conn, writer, 1, 0, rows)
-        logs.append(
-            conn, [LogLine(f"t.{writer}", f"{number}\n", 1.0)], allocation_id=f"t.{writer}", offsets={"out": number}
-        )
+        logs.append(conn, [LogLine(f"t.{writer}", f"{number}\n", 1.0)])
         key_values.put(conn, f"{writer}-after", number)
 
     return write
@@ -130,7 +128,6 @@ def _kept(conn: Connection, writer: int) -> int:
         "rows": rows / ROWS,
         "counted": tally["count"] / ROWS,
         "lines": len(logs.after(conn, f"t.{writer}", limit=1 << 30)),
-        "offset": logs.offsets(conn, f"t.{writer}").get("out", 0),
     }
     assert set(found.values()) == {number}, f"writer {writer}: {number} works, but {found}"
     return number

@@ -75,7 +75,7 @@ def acknowledge(hub: Hub, tx: Transaction, allocation: LiveAllocation) -> None:
     """Note that an allocation is about to exit.
 
     One that has nothing left to do, or was told so, is held to it: what its search wants of it meanwhile is for its
-    next allocation, and that there is one is no failure.
+    next allocation, whose need does not count as a failure.
     """
     if not allocation.acked:
         allocation.acked = allocation.ready = True

@@ -90,11 +90,3 @@ LOGS = Table(
     Index(None, "task_id", "id"),
     sqlite_autoincrement=True,
 )
-
-LOG_OFFSETS = Table(
-    "log_offsets",
-    METADATA,
-    Column("allocation_id", Words, primary_key=True),
-    Column("stream", Words, primary_key=True),
-    Column("offset", Int, nullable=False),
-)

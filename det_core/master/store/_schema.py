@@ -126,15 +126,6 @@ SEARCHER_EVENTS = Table(
     Column("time", Time, nullable=False),
 )
 
-SEARCHER_SNAPSHOTS = Table(
-    "searcher_snapshots",
-    METADATA,
-    Column("experiment_id", Int, ForeignKey(EXPERIMENTS.c.id), primary_key=True),
-    Column("ordinal", Int, nullable=False),
-    Column("snapshot", Json, nullable=False),
-    Column("time", Time, nullable=False),
-)
-
 TOKENS = Table(
     "tokens",
     METADATA,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from sqlalchemy import Connection, select, update
 
 from det_core import _clock
-from det_core.master.store._rows import is_id, many, one
+from det_core.master.store._rows import many, one
 from det_core.master.store._schema import ALLOCATIONS, TRIALS
 
 if TYPE_CHECKING:
@@ -116,14 +116,6 @@ def create(
 def get(conn: Connection, allocation_id: str) -> AllocationRow | None:
     """One allocation."""
     return one(conn, select(ALLOCATIONS).where(ALLOCATIONS.c.id == allocation_id), AllocationRow)
-
-
-def of_trial(conn: Connection, trial_id: int) -> list[AllocationRow]:
-    """All allocations of a trial, oldest first."""
-    if not is_id(trial_id):
-        return []
-    statement = select(ALLOCATIONS).where(ALLOCATIONS.c.trial_id == trial_id).order_by(ALLOCATIONS.c.run_id)
-    return many(conn, statement, AllocationRow)
 
 
 def of_experiment(conn: Connection, experiment_id: int) -> list[AllocationRow]:

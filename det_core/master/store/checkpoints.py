@@ -136,11 +136,6 @@ def set_resources(conn: Connection, uuid: str, remaining: Mapping[str, int]) -> 
     return get(conn, uuid)
 
 
-def set_state(conn: Connection, uuid: str, state: str) -> None:
-    """Change a checkpoint's state alone."""
-    conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(state=state))
-
-
 def set_metadata(conn: Connection, uuid: str, metadata: Mapping[str, Any]) -> None:
     """Replace what the master answers as a checkpoint's metadata."""
     conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(metadata=dict(metadata)))

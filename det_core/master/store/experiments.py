@@ -17,7 +17,6 @@ from det_core.master.store._schema import (
     OPERATIONS,
     RUN_METADATA,
     SEARCHER_EVENTS,
-    SEARCHER_SNAPSHOTS,
     TOKENS,
     TRIALS,
 )
@@ -193,12 +192,10 @@ def erase(conn: Connection, experiment_id: int) -> None:
     trials = select(TRIALS.c.id).where(TRIALS.c.experiment_id == experiment_id).scalar_subquery()
     tasks = select(TRIALS.c.task_id).where(TRIALS.c.experiment_id == experiment_id).scalar_subquery()
     allocations = select(ALLOCATIONS.c.id).where(ALLOCATIONS.c.trial_id.in_(trials)).scalar_subquery()
-    conn.execute(delete(reports.LOG_OFFSETS).where(reports.LOG_OFFSETS.c.allocation_id.in_(allocations)))
     conn.execute(delete(TOKENS).where(TOKENS.c.allocation_id.in_(allocations)))
     conn.execute(delete(reports.LOGS).where(reports.LOGS.c.task_id.in_(tasks)))
     for table in (reports.METRICS, reports.WRITERS, reports.RECORDS):
         conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
     for table in (OPERATIONS, ALLOCATIONS, RUN_METADATA):
         conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
-    for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS):
-        conn.execute(delete(table).where(table.c.experiment_id == experiment_id))
+    conn.execute(delete(SEARCHER_EVENTS).where(SEARCHER_EVENTS.c.experiment_id == experiment_id))

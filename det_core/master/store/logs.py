@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, func, select
 
-from det_core.master.store._reports import LOG_OFFSETS, LOGS
-from det_core.master.store._rows import many, put
+from det_core.master.store._reports import LOGS
+from det_core.master.store._rows import many
 
 
 @dataclass(frozen=True)
@@ -53,36 +53,10 @@ class LogLine:
     source: str = "task"
 
 
-def append(
-    conn: Connection,
-    lines: Sequence[LogLine],
-    *,
-    allocation_id: str | None = None,
-    offsets: Mapping[str, int] | None = None,
-) -> None:
-    """Keep lines, and with them how far a log file was read, so that none is lost or doubled.
-
-    Args:
-        conn: where.
-        lines: the lines, in order.
-        allocation_id: whose files ``offsets`` are about.
-        offsets: stream -> bytes of its file that are kept now.
-    """
+def append(conn: Connection, lines: Sequence[LogLine]) -> None:
+    """Insert lines, in their order."""
     if lines:
         conn.execute(LOGS.insert(), [vars(line) for line in lines])
-    for stream, offset in (offsets or {}).items():
-        put(conn, LOG_OFFSETS, {"allocation_id": allocation_id, "stream": stream, "offset": offset})
-
-
-def offsets(conn: Connection, allocation_id: str) -> dict[str, int]:
-    """Stream -> bytes of its file that are kept already."""
-    statement = select(LOG_OFFSETS.c.stream, LOG_OFFSETS.c.offset)
-    return {stream: at for stream, at in conn.execute(statement.where(LOG_OFFSETS.c.allocation_id == allocation_id))}
-
-
-def forget_offsets(conn: Connection, allocation_id: str) -> None:
-    """The allocation's files are kept to the end, and gone."""
-    conn.execute(delete(LOG_OFFSETS).where(LOG_OFFSETS.c.allocation_id == allocation_id))
 
 
 def after(conn: Connection, task_id: str, line_id: int = 0, *, limit: int = 1000) -> list[LogRow]:

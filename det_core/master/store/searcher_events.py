@@ -1,4 +1,4 @@
-"""What the searches were told and what they decided; earlier versions kept their states too, which nothing reads."""
+"""Record of the searches: the events that each received, and its decisions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, func, select
 
 from det_core import _clock
 from det_core.master.store._rows import many
-from det_core.master.store._schema import SEARCHER_EVENTS, SEARCHER_SNAPSHOTS
+from det_core.master.store._schema import SEARCHER_EVENTS
 
 
 @dataclass(frozen=True)
 class SearcherEventRow:
-    """An event and the decisions taken; None while nobody has decided, as with a search that runs elsewhere."""
+    """An event and the decisions on it; None: none was taken."""
 
     experiment_id: int
     ordinal: int
@@ -40,12 +40,6 @@ def add(
     return ordinal
 
 
-def decide(conn: Connection, experiment_id: int, ordinal: int, actions: Sequence[Mapping[str, Any]]) -> None:
-    """Record the decisions on an event that had none."""
-    where = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & (SEARCHER_EVENTS.c.ordinal == ordinal)
-    conn.execute(update(SEARCHER_EVENTS).where(where).values(actions=[dict(action) for action in actions]))
-
-
 def count(conn: Connection, experiment_id: int) -> int:
     """How many events were recorded."""
     table = SEARCHER_EVENTS
@@ -62,14 +56,6 @@ def after(
     return many(conn, statement, SearcherEventRow)
 
 
-def undecided(conn: Connection, experiment_id: int) -> list[SearcherEventRow]:
-    """The events that nobody has decided on, in order."""
-    where = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & SEARCHER_EVENTS.c.actions.is_(None)
-    statement = select(SEARCHER_EVENTS).where(where).order_by(SEARCHER_EVENTS.c.ordinal)
-    return many(conn, statement, SearcherEventRow)
-
-
 def erase(conn: Connection, experiment_id: int) -> None:
     """Forget what a search was told and decided, so that it begins anew."""
-    for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS):
-        conn.execute(delete(table).where(table.c.experiment_id == experiment_id))
+    conn.execute(delete(SEARCHER_EVENTS).where(SEARCHER_EVENTS.c.experiment_id == experiment_id))

@@ -141,12 +141,6 @@ def by_request_id(conn: Connection, experiment_id: int, request_id: str) -> Tria
     return one(conn, select(TRIALS).where(where), TrialRow)
 
 
-def by_external_id(conn: Connection, experiment_id: int, external_id: str) -> TrialRow | None:
-    """The trial that a caller has given that name."""
-    where = (TRIALS.c.experiment_id == experiment_id) & (TRIALS.c.external_id == external_id)
-    return one(conn, select(TRIALS).where(where), TrialRow)
-
-
 def by_task_id(conn: Connection, task_id: str) -> TrialRow | None:
     """The trial of a task."""
     return one(conn, select(TRIALS).where(TRIALS.c.task_id == task_id), TrialRow)

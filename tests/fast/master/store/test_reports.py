@@ -89,7 +89,7 @@ def test_the_latest_is_the_complete_one_of_the_most_steps(conn: Connection, tria
     for uuid, steps, time in [("a", 5, 1.0), ("b", 7, 2.0), ("c", 7, 3.0), ("d", 6, 4.0)]:
         register(conn, uuid, steps, report_time=time)
     assert checkpoints.latest(conn, trial).uuid == "c"  # type: ignore[union-attr]
-    checkpoints.set_state(conn, "c", "DELETED")
+    checkpoints.set_resources(conn, "c", {})
     assert checkpoints.latest(conn, trial).uuid == "b"  # type: ignore[union-attr]
     assert checkpoints.latest_of_trials(conn, [trial, 2]) == {trial: "b"}
     assert [c.uuid for c in checkpoints.of_trial(conn, trial)] == ["d", "c", "b", "a"]
@@ -115,15 +115,6 @@ def test_log_lines_are_followed_by_their_ids(conn: Connection) -> None:
     assert logs.after(conn, "2.r1")[0].log == "other nul \ufffd\n"
 
 
-def test_how_far_log_files_were_read_is_kept_with_their_lines(conn: Connection) -> None:
-    assert logs.offsets(conn, "1.r1.1") == {}
-    logs.append(conn, [LogLine("1.r1", "a", 1.0)], allocation_id="1.r1.1", offsets={"stdout": 10, "stderr": 0})
-    logs.append(conn, [], allocation_id="1.r1.1", offsets={"stdout": 20})
-    assert logs.offsets(conn, "1.r1.1") == {"stdout": 20, "stderr": 0}
-    logs.forget_offsets(conn, "1.r1.1")
-    assert logs.offsets(conn, "1.r1.1") == {}
-
-
 def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(conn: Connection, trial: int) -> None:
     other = experiments.create(conn, state="ACTIVE", name="other", config={})
     assert other is not None
@@ -137,11 +128,9 @@ def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(conn: Connec
         tokens.add(conn, task, "allocation", allocation_id=f"{task}.1")
         operations.add(conn, number, 1)
         searcher_events.add(conn, experiment, {}, [])
-        row = {"experiment_id": experiment, "ordinal": 0, "snapshot": {}, "time": 1.0}  # as earlier versions kept
-        conn.execute(METADATA.tables["searcher_snapshots"].insert().values(row))
         ingest.insert_journal(conn, number, 1, 0, [{"kind": "status", "seq": 0, "time": 1.0, "body": {}}])
         ingest.report(conn, number, 1, "training", 1, {"a": 1})
-        logs.append(conn, [LogLine(task, "x", 1.0)], allocation_id=f"{task}.1", offsets={"out": 1})
+        logs.append(conn, [LogLine(task, "x", 1.0)])
         trials.set_metadata(conn, number, {"a": 1})
     experiments.erase(conn, other.id)
     assert _counts(conn) == before

@@ -22,6 +22,8 @@ def upgrade() -> None:
     op.add_column("trials", sa.Column("best", sa.Double()))
     op.drop_table("alerts")
     op.drop_table("lineage")
+    op.drop_table("log_offsets")
+    op.drop_table("searcher_snapshots")
     conn = op.get_bind()
     _drop_totals(conn)
     _fill_columns(conn)
