@@ -62,6 +62,13 @@ from fast.master.store.test_subjects import (
     test_key_values,
     test_tokens_are_found_by_themselves_alone_until_they_are_revoked,
 )
+from fast.master.store.test_validations import (
+    searching,
+    test_columns_follow_reports,
+    test_nan_is_the_worst_of_validations,
+    test_restored_step_takes_the_best_back,
+    test_trials_are_ordered_by_their_best,
+)
 from support.postgres import Postgres
 from support.processes import until
 
