@@ -60,7 +60,7 @@ def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
             await trial.acknowledge()
             await s.set_metadata(spec.trial_id, {"a": 1})
             await s.early_exit(spec.trial_id, "EXITED_REASON_INVALID_HP")
-        first, *_ = await s.metrics([spec.trial_id], "training")
+        first, *_ = await s.metrics([spec.trial_id], "training").read(100)
         assert (first["total_batches"], first["metrics"]) == (1, {"loss": 1.5})
         assert len(await s.checkpoints(spec.experiment_id)) == 1
         assert await s.get_metadata(spec.trial_id) == {"a": 1}
@@ -141,9 +141,9 @@ def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path:
 
     async def check(b: Bench) -> None:
         number = await b.create(SINGLE)
-        assert await b.ended(number) == "COMPLETED"
+        assert await b.ended(number) == "ERROR"  # the search has closed the trial, so that it does not run again
         (trial,) = await b.service.trials(number)
-        assert trial["operation_completed"] and trial["restarts"] == 0
+        assert trial["operation_completed"] and len(b.engine.launched) == 1
         assert trial["best_validation"] is not None and trial["best_validation"]["metric"] == 0.25
         assert [c["uuid"] for c in await b.service.checkpoints(number)] == ["saved"]
         assert await b.service.get_metadata(trial["id"]) == {"note": "mine"}
@@ -196,12 +196,12 @@ def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
         await s.activate(1)
         await b.until(lambda: b.engine.running)
         await s.report_metrics(number, 2, "training", 2, {"loss": 0.25})
-        rows = await s.metrics([number], "training")
+        rows = await s.metrics([number], "training").read(100)
         assert [(r["total_batches"], r["metrics"]) for r in rows] == [
             (1, {"loss": 1.0, "speed": 2.0}),
             (2, {"loss": 0.25}),
         ]
-        assert len(await s.metrics([number], "training", archived=True)) == 3
+        assert len(await s.metrics([number], "training", archived=True).read(100)) == 3
 
     with_bench(tmp_path, script, check)
 
