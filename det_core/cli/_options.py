@@ -198,7 +198,7 @@ def find_trial(master: Master, number: int) -> Trial:
     from det_core.errors import UnknownToMaster
 
     try:
-        return Trial(master, master.get(f"trials/{number}")["trial"])
+        return Trial(master, master.get(f"trials/{number}", summary=False)["trial"])
     except UnknownToMaster as e:
         raise UnknownToMaster(f"{e}; `det-core trial list EXPERIMENT` shows those of one", e.status) from None
 

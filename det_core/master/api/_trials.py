@@ -68,9 +68,9 @@ async def prepare_run(body: PrepareRunRequest, service: TheService, caller: TheC
 
 
 @routes.trial.get("/trials/{trial_id}")
-async def get_trial(trial_id: TrialId, service: TheService) -> Response:
-    """One trial."""
-    return answer({"trial": shapes.trial(await service.trial(trial_id))})
+async def get_trial(trial_id: TrialId, service: TheService, summary: bool = True) -> Response:
+    """One trial. ``summary`` false: without that of its metrics, for which all its rows are read."""
+    return answer({"trial": shapes.trial(await service.trial(trial_id, summarize=summary))})
 
 
 @routes.trial.get("/trials/{trial_id}/checkpoints")

@@ -19,6 +19,11 @@ def no_experiment(experiment_id: int) -> NotFound:
     return NotFound(f"there is no experiment {experiment_id}")
 
 
+def no_trial(trial_id: int) -> NotFound:
+    """Return the error for a trial that does not exist."""
+    return NotFound(f"there is no trial {trial_id}")
+
+
 async def experiment_row(hub: Hub, experiment_id: int) -> ExperimentRow:
     """An experiment as it is kept.
 
@@ -39,7 +44,7 @@ async def trial_row(hub: Hub, trial_id: int) -> TrialRow:
     """
     row = await hub.store.read(lambda conn: trials.get(conn, trial_id))
     if row is None:
-        raise NotFound(f"there is no trial {trial_id}")
+        raise no_trial(trial_id)
     return row
 
 

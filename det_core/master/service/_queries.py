@@ -11,7 +11,7 @@ from det_core.config import Experiment
 from det_core.master._errors import NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _show_experiments, _show_trials
-from det_core.master.service._access import experiment_row, no_experiment, trial_row
+from det_core.master.service._access import experiment_row, no_experiment, no_trial
 from det_core.master.service._views import ExperimentView, MetricView, TrialView
 from det_core.master.store import experiments, series, trials, validations
 
@@ -102,19 +102,26 @@ async def find_trials(
     return await hub.store.read(look)
 
 
-async def trial(hub: Hub, trial_id: int) -> TrialView:
-    """Return one trial."""
-    row = await trial_row(hub, trial_id)
+async def trial(hub: Hub, trial_id: int, *, summarize: bool = False) -> TrialView:
+    """Return one trial; ``summarize``: with the summary of its metrics, for which all its rows are read."""
     live = hub.live.trials.get(trial_id)
     snapshot = None if live is None else _show_trials.snapshot(live)
 
     def look(conn: Connection) -> TrialView:
+        row = trials.get(conn, trial_id)
+        if row is None:
+            raise no_trial(trial_id)
         experiment = experiments.get(conn, row.experiment_id)
         if experiment is None:
             raise no_experiment(row.experiment_id)
-        return _show_trials.show_one(conn, experiment, row, snapshot)
+        view = _show_trials.show_one(conn, experiment, row, snapshot)
+        if summarize:
+            view["summary_metrics"] = series.summaries(conn, trial_id)
+        return view
 
-    return await hub.store.read_series(look)  # its summaries read all rows of the trial
+    if summarize:
+        return await hub.store.read_series(look)
+    return await hub.store.read(look)
 
 
 async def best_trial(hub: Hub, experiment_id: int) -> TrialView | None:
@@ -194,7 +201,7 @@ class MetricsReader:
     def _series_of_all(self, conn: Connection) -> Iterator[tuple[int, str]]:
         for trial_id in self._trial_ids:
             if trials.get(conn, trial_id) is None:
-                raise NotFound(f"there is no trial {trial_id}")
+                raise no_trial(trial_id)
             for name in series.groups(conn, trial_id) if self._group is None else [self._group]:
                 yield trial_id, name
 

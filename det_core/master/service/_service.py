@@ -222,9 +222,9 @@ class Service:
             self._hub, experiment_id, states, best_first=best_first, limit=limit, offset=offset
         )
 
-    async def trial(self, trial_id: int) -> TrialView:
-        """One trial."""
-        return await _queries.trial(self._hub, trial_id)
+    async def trial(self, trial_id: int, *, summarize: bool = False) -> TrialView:
+        """Return one trial; ``summarize``: with the summary of its metrics."""
+        return await _queries.trial(self._hub, trial_id, summarize=summarize)
 
     async def activate(self, experiment_id: int) -> None:
         """Let a paused experiment go on. An active one stays so; an ended one is a WrongState."""

@@ -12,7 +12,7 @@ from det_core.config import Experiment
 from det_core.master.scheduler import Phase, State
 from det_core.master.service._lengths import longest, unit
 from det_core.master.service._views import TrialView, ValidationView
-from det_core.master.store import METADATA, allocations, checkpoints, operations, series, validations
+from det_core.master.store import METADATA, allocations, checkpoints, operations, validations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,11 +96,10 @@ def show(
     spec = Experiment(experiment.config)
     for start in range(0, len(rows), SHOWN_AT_ONCE):
         chunk = rows[start : start + SHOWN_AT_ONCE]
-        ids = [row.id for row in chunk]
-        latest, best = validations.latest_and_best(conn, ids)
+        latest, best = validations.latest_and_best(conn, [row.id for row in chunk if row.latest_step is not None])
         stored = _Stored(
-            operations=operations.current_of_trials(conn, ids),
-            checkpoints=checkpoints.latest_of_trials(conn, ids),
+            operations=operations.current_of_trials(conn, [row.id for row in chunk if not row.unmanaged]),
+            checkpoints=checkpoints.latest_of_trials(conn, [row.id for row in chunk]),
             latest=latest,
             best=best,
         )
@@ -109,9 +108,8 @@ def show(
 
 
 def show_one(conn: Connection, experiment: ExperimentRow, row: TrialRow, live: Snapshot | None) -> TrialView:
-    """Return one trial, with what only its own page shows."""
+    """Return one trial, with how its last run ended."""
     (view,) = show(conn, experiment, [row], {} if live is None else {row.id: live})
-    view["summary_metrics"] = series.summaries(conn, row.id)
     view["exit_status"] = _exit_status(conn, row)
     return view
 

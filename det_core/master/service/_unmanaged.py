@@ -13,7 +13,7 @@ from det_core._metadata import validate_metadata
 from det_core.master._errors import Invalid, NotFound, WrongState, is_content_error
 from det_core.master.scheduler import State
 from det_core.master.service import _checkpoints
-from det_core.master.service._access import experiment_row, trial_row
+from det_core.master.service._access import experiment_row, no_trial, trial_row
 from det_core.master.service._views import StartView
 from det_core.master.store import checkpoints, experiments, trials
 
@@ -56,20 +56,22 @@ async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], exter
         tx.write(write, hub.live.new_trial_id())
 
     def write(conn: Connection, trial_id: int) -> None:
-        made.append(
-            trials.create(
-                conn,
-                experiment_id,
-                name,
-                trial_id=trial_id,
-                state=State.ACTIVE.value,
-                hparams=hparams,
-                external_id=external_id,
-                unmanaged=True,
-            )
+        now = _clock.now()
+        trial = trials.create(
+            conn,
+            experiment_id,
+            name,
+            trial_id=trial_id,
+            state=State.ACTIVE.value,
+            hparams=hparams,
+            external_id=external_id,
+            unmanaged=True,
+            last_activity=now,
         )
-        trials.change(conn, made[-1].id, last_activity=_clock.now())
-        _follow(conn, experiment_id)
+        made.append(trial)
+        if trial.last_activity != now:  # it stood already
+            trials.change(conn, trial.id, last_activity=now)
+        _follow(conn, experiment_id, State(trial.state))
 
     await hub.actor.do(command)
     return made[-1].id
@@ -77,18 +79,16 @@ async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], exter
 
 async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
     """Begin another attempt."""
-    await _unmanaged(hub, trial_id)
 
     def write(conn: Connection) -> StartView:
-        row = trials.get(conn, trial_id)
-        assert row is not None
+        row = _unmanaged(conn, trial_id)
         if row.run_id > 0 and not resume:
             raise WrongState(f"trial {trial_id} was started before; say resume to go on with it")
         run_id = row.run_id + 1
         trials.change(
             conn, trial_id, run_id=run_id, state=State.ACTIVE.value, end_time=None, last_activity=_clock.now()
         )
-        _follow(conn, row.experiment_id)
+        _follow(conn, row.experiment_id, State.ACTIVE)
         latest = checkpoints.latest(conn, trial_id) if run_id > 1 else None
         return StartView(
             trial_run_id=run_id,
@@ -141,22 +141,25 @@ async def _apply(hub: Hub, trial: TrialRow, record: Mapping[str, Any], storage_i
 
 async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | None = None) -> None:
     """A sign of life, and perhaps a new state."""
-    row = await _unmanaged(hub, trial_id)
-    if state is not None and state not in STATES:
-        raise Invalid(f"trial {trial_id}: state is {state!r}, and must be one of {', '.join(STATES)}")
 
-    def write(conn: Connection) -> None:
+    def write(conn: Connection) -> TrialRow:
+        row = _unmanaged(conn, trial_id)
+        if state is not None and state not in STATES:
+            raise Invalid(f"trial {trial_id}: state is {state!r}, and must be one of {', '.join(STATES)}")
         if state is None:
             trials.change(conn, trial_id, last_activity=_clock.now())
         else:
             _set(conn, row, STATES[state], end_time=end_time)
+        return row
 
-    await hub.store.write(write)
+    row = await hub.store.write(write)
     hub.news.tell(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
 
 
-async def _unmanaged(hub: Hub, trial_id: int) -> TrialRow:
-    row = await trial_row(hub, trial_id)
+def _unmanaged(conn: Connection, trial_id: int) -> TrialRow:
+    row = trials.get(conn, trial_id)
+    if row is None:
+        raise no_trial(trial_id)
     if not row.unmanaged:
         raise WrongState(f"trial {trial_id} is managed: the master starts and ends it")
     return row
@@ -168,11 +171,20 @@ def _set(
     now = _clock.now()
     ended = (now if end_time is None else end_time) if state.terminal else None
     trials.change(conn, row.id, state=state.value, error=error, last_activity=now, end_time=ended)
-    _follow(conn, row.experiment_id)
+    _follow(conn, row.experiment_id, state)
 
 
-def _follow(conn: Connection, experiment_id: int) -> None:
-    """Set the state of an experiment to that of its furthest trial, and its end to that of the last one to end."""
+def _follow(conn: Connection, experiment_id: int, state: State) -> None:
+    """Set the state of an experiment to that of its furthest trial, and its end to that of the last one to end.
+
+    Args:
+        conn: Connection that writes.
+        experiment_id: Experiment.
+        state: New state of one of its trials.
+    """
+    if state is State.ACTIVE:  # no other state counts then, and its trials, which may be many, need not be read
+        experiments.change(conn, experiment_id, state=state.value, end_time=None)
+        return
     ends = trials.ends_by_state(conn, experiment_id)
     state = max(map(State, ends), key=_RANKS.index, default=State.ACTIVE)
     end_time = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Select, bindparam, func, select, update
 
 from det_core import _clock
 from det_core.errors import StoreConflict
@@ -110,12 +110,21 @@ def latest(conn: Connection, trial_id: int) -> CheckpointRow | None:
 
 def latest_of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, str]:
     """Return the UUID of the :func:`latest` checkpoint of each of some trials that has one."""
+    return {trial: uuid for trial, uuid in conn.execute(_LATEST_OF_TRIALS, {"trials": list(trial_ids)})}
+
+
+def _latest_of_trials_statement() -> Select[Any]:
+    """Return the statement of the latest checkpoints of some trials."""
     table = CHECKPOINTS.c
     order = (table.steps_completed.desc(), table.report_time.desc(), table.uuid)
     place = func.row_number().over(partition_by=table.trial_id, order_by=order).label("place")
-    chosen = table.trial_id.in_(trial_ids) & (table.state == COMPLETED)
-    ranked = select(table.trial_id, table.uuid, place).where(chosen).subquery()
-    return {trial: uuid for trial, uuid, _ in conn.execute(select(ranked).where(ranked.c.place == 1))}
+    chosen = table.trial_id.in_(bindparam("trials", expanding=True)) & (table.state == COMPLETED)
+    ranked = select(table.trial_id, table.uuid, place).where(chosen).subquery().c
+    return select(ranked.trial_id, ranked.uuid).where(ranked.place == 1)
+
+
+# Built once: SQLAlchemy takes longer to build it than the database to answer.
+_LATEST_OF_TRIALS = _latest_of_trials_statement()
 
 
 def set_resources(conn: Connection, uuid: str, remaining: Mapping[str, int]) -> CheckpointRow | None:

@@ -51,6 +51,8 @@ def current_of_experiment(conn: Connection, experiment_id: int) -> dict[int, Ope
 
 def current_of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, OperationRow]:
     """Return the current operation of each of some trials that has one."""
+    if not trial_ids:
+        return {}
     return _current(conn, OPERATIONS.c.trial_id.in_(trial_ids))
 
 

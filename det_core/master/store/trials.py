@@ -93,6 +93,7 @@ def create(
     task_id: str | None = None,
     warm_start: str | None = None,
     unmanaged: bool = False,
+    last_activity: float | None = None,
     trial_id: int | None = None,
 ) -> TrialRow:
     """The trial of that request id: a new one, or the one that stands. ``trial_id``: None takes the next."""
@@ -117,6 +118,7 @@ def create(
         "progress": 0.0,
         "warm_start": warm_start,
         "unmanaged": unmanaged,
+        "last_activity": last_activity,
         "start_time": _clock.now(),
     }
     (number,) = conn.execute(TRIALS.insert().values(values)).inserted_primary_key or (0,)

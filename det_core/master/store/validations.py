@@ -14,7 +14,7 @@ from math import inf, isnan
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, select, tuple_, union_all, update
+from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, tuple_, union_all, update
 
 from det_core._json import is_number
 from det_core.master.store import _writers, series
@@ -30,6 +30,38 @@ _M = METRICS.c
 _NOTHING_SUPERSEDED = Visible([])
 BY_ID = [_T.id.asc()]
 """Order of trials by their IDs."""
+
+
+def _latest_and_best_statement() -> Select[Any]:
+    """Return the statement of the rows at the latest and the best step of some trials."""
+    # Either join looks its rows up by the primary key; an OR of both would read all validations.
+    trial = (_T.id, _T.latest_step, _T.best_step)
+    row = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq, _M.time, _M.metrics)
+    selects = [
+        select(*trial, *row)
+        .join(METRICS, (_M.trial_id == _T.id) & (_M.grp == VALIDATION) & (_M.step == step))
+        .where(_T.id.in_(bindparam("trials", expanding=True)))
+        for step in (_T.latest_step, _T.best_step)
+    ]
+    union = union_all(selects[0], selects[1].where(_T.latest_step != _T.best_step)).subquery()
+    both = union.c
+    return select(union).order_by(both.id, both.step, both.run_id, both.restart, both.rank, both.seq)
+
+
+def _reported_statement() -> Select[Any]:
+    """Return the statement of a trial's columns, and of whether it has later and earlier attempts."""
+    attempt = tuple_(WRITERS.c.run_id, WRITERS.c.restart)
+    given = tuple_(bindparam("run"), bindparam("restart"))
+    of_trial = select(WRITERS.c.trial_id).where(WRITERS.c.trial_id == bindparam("trial"))
+    later = of_trial.where(attempt > given).exists()
+    earlier = of_trial.where(attempt < given).exists()
+    columns = (_T.steps, _T.latest_step, _T.best_step, _T.best, _T.experiment_id)
+    return select(*columns, later, earlier).where(_T.id == bindparam("trial"))
+
+
+# Built once: SQLAlchemy takes longer to build them than the database to answer.
+_LATEST_AND_BEST = _latest_and_best_statement()
+_REPORTED = _reported_statement()
 
 
 @dataclass(frozen=True)
@@ -92,12 +124,8 @@ def follow(
         highest: Largest step that was reported, or None.
         validated: Steps of the validations among them.
     """
-    attempt = tuple_(WRITERS.c.run_id, WRITERS.c.restart)
-    of_trial = select(WRITERS.c.trial_id).where(WRITERS.c.trial_id == writer.trial_id)
-    later = of_trial.where(attempt > writer.attempt).exists()
-    earlier = of_trial.where(attempt < writer.attempt).exists()
-    statement = select(_T.steps, _T.latest_step, _T.best_step, _T.best, _T.experiment_id, later, earlier)
-    row = conn.execute(statement.where(_T.id == writer.trial_id)).one_or_none()
+    given = {"trial": writer.trial_id, "run": writer.run_id, "restart": writer.restart}
+    row = conn.execute(_REPORTED, given).one_or_none()
     if row is None:
         return
     *stored, experiment_id, has_later, has_earlier = row
@@ -148,19 +176,9 @@ def latest_and_best(conn: Connection, trial_ids: Sequence[int]) -> tuple[dict[in
     """Return the latest and the best validation of each of some trials."""
     latest: dict[int, MetricRow] = {}
     best: dict[int, MetricRow] = {}
-    # Either join looks its rows up by the primary key; an OR of both would read all validations.
-    trial = (_T.id, _T.latest_step, _T.best_step)
-    row = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq, _M.time, _M.metrics)
-    selects = [
-        select(*trial, *row)
-        .join(METRICS, (_M.trial_id == _T.id) & (_M.grp == VALIDATION) & (_M.step == step))
-        .where(_T.id.in_(trial_ids))
-        for step in (_T.latest_step, _T.best_step)
-    ]
-    union = union_all(selects[0], selects[1].where(_T.latest_step != _T.best_step)).subquery()
-    both = union.c
-    key = (both.id, both.step, both.run_id, both.restart, both.rank, both.seq)
-    stored = conn.execute(select(union).order_by(*key))
+    if not trial_ids:
+        return latest, best
+    stored = conn.execute(_LATEST_AND_BEST, {"trials": list(trial_ids)})
     for (trial_id, latest_step, best_step), rows in groupby(stored, itemgetter(0, 1, 2)):
         for merged in series.merged_steps(VALIDATION, ((*columns[3:], None) for columns in rows)):
             if merged.steps_completed == latest_step:

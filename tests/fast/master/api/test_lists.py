@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from support.running_master import Running
 
 GRID = """
@@ -24,3 +26,19 @@ def test_trials_of_an_experiment_come_in_pages(master: Running) -> None:
     assert part["pagination"] == {"offset": 1, "limit": 1, "startIndex": 1, "endIndex": 2, "total": 3}
     after = master.ask("GET", f"{path}?offset=9").json
     assert after["trials"] == [] and after["pagination"]["endIndex"] >= after["pagination"]["total"] == 3
+
+
+def test_summary_of_metrics_comes_only_where_it_is_asked_for(master: Running) -> None:
+    def ask(method: str, path: str, body: object = None) -> Any:
+        return master.ask(method, path, body).json
+
+    config = {"name": "test", "searcher": {"name": "single", "metric": "loss", "max_length": 1}}
+    experiment = ask("POST", "experiments", {"config": config, "unmanaged": True})["experiment"]["id"]
+    path = f"trials/{ask('POST', 'trials', {'experimentId': experiment})['trial']['id']}"
+    ask("POST", f"{path}/start", {})
+    report = {"trialRunId": 1, "stepsCompleted": 1, "metrics": {"avgMetrics": {"loss": 0.5}}}
+    ask("POST", f"{path}/metrics", {"group": "validation", "metrics": report})
+    assert ask("GET", path)["trial"]["summaryMetrics"]["validation"]["loss"]["count"] == 1
+    for trial in (ask("GET", f"{path}?summary=false"), ask("PATCH", path, {"state": "STATE_COMPLETED"})):
+        assert trial["trial"]["summaryMetrics"] == {}
+        assert trial["trial"]["bestValidation"]["searcherMetric"] == 0.5
