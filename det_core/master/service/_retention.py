@@ -158,7 +158,11 @@ async def delete(hub: Hub, uuids: Sequence[str], globs: Sequence[str]) -> None:
         return rows
 
     rows = [row for row in await hub.store.read(look) if row.state in THERE]
-    hub.runner.spawn(delete_rows(hub, rows, globs), f"deletion of {len(rows)} checkpoint(s)")
+
+    async def delete_all() -> None:
+        await delete_rows(hub, rows, globs)  # what is gone from its storage already is no error
+
+    hub.runner.keep_running(delete_all, f"deletion of {len(rows)} checkpoint(s)")
 
 
 async def delete_rows(hub: Hub, rows: Sequence[CheckpointRow], globs: Sequence[str]) -> list[str]:

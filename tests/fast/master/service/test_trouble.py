@@ -117,6 +117,21 @@ def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_deletion_of_a_checkpoint_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            number = (await b.service.create_experiment(b_config(), unmanaged=True))["experiment"]["id"]
+            task = (await b.service.create_trial(number, {}))["task_id"]
+            await b.service.register_checkpoint("c", task, metadata={"steps_completed": 1}, resources={"f": 1})
+            refusing = Refusing(b.dying, 1)
+            await b.service.delete_checkpoints(["c"])
+            while (await b.service.checkpoint("c"))["state"] != "DELETED":
+                await asyncio.sleep(0.05)
+            assert refusing.left == 0
+
+    asyncio.run(main())
+
+
 def test_deletions_that_hang_hold_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     hanging: list[str] = []
