@@ -109,7 +109,12 @@ class Experiment:
 
     def trials(self) -> list[Trial]:
         """Its trials, in the order in which they were made."""
-        return [Trial(self._master, told) for told in self._master.get(self._path("trials"))["trials"]]
+        trials: list[Trial] = []
+        while True:
+            page = self._master.get(self._path("trials"), offset=len(trials))
+            trials += [Trial(self._master, told) for told in page["trials"]]
+            if not page["trials"] or len(trials) >= (page.get("pagination") or {}).get("total", 0):
+                return trials
 
     def trial_ids(self) -> list[int]:
         """The ids of its trials."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from det_core.master.service._views import CreatedView
 
 routes = Routes("experiments")
+MAX_TRIALS = 2000
+"""Maximum number of trials in an answer."""
 
 
 class _Anything(Convertor[str]):
@@ -188,12 +190,15 @@ async def list_trials(
     offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     limit: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
 ) -> Response:
-    """The trials of an experiment that are in one of ``states``, by number or the best first. ``limit`` 0: all."""
+    """The trials of an experiment that are in one of ``states``, by number or the best first, in pages.
+
+    ``limit`` 0: as many as a page can hold. The next page starts at ``endIndex``, until that is ``total``.
+    """
     views, total = await service.page_of_trials(
         experiment_id,
         states=[state_in(s) for s in states],
         best_first=sort_by.removeprefix("SORT_BY_") == "BEST_VALIDATION_METRIC",
-        limit=limit or None,
+        limit=min(limit or MAX_TRIALS, MAX_TRIALS),
         offset=offset,
     )
     # The contract's clients read pages until endIndex reaches total.

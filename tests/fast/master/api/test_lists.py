@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.running_master import Running
+import pytest
+
+from det_core import client
+from det_core.master.api import _experiments
+from support.running_master import TOKEN, Running
 
 GRID = """
 name: test
@@ -26,6 +30,17 @@ def test_trials_of_an_experiment_come_in_pages(master: Running) -> None:
     assert part["pagination"] == {"offset": 1, "limit": 1, "startIndex": 1, "endIndex": 2, "total": 3}
     after = master.ask("GET", f"{path}?offset=9").json
     assert after["trials"] == [] and after["pagination"]["endIndex"] >= after["pagination"]["total"] == 3
+
+
+def test_list_of_trials_without_limit_comes_in_pages(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_experiments, "MAX_TRIALS", 2)
+    experiment_id = master.created(GRID)
+    ids = sorted(spec.trial_id for spec in master.launched(experiment_id, 3))
+    first = master.ask("GET", f"experiments/{experiment_id}/trials").json
+    assert [trial["id"] for trial in first["trials"]] == ids[:2]
+    assert (first["pagination"]["endIndex"], first["pagination"]["total"]) == (2, 3)
+    monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
+    assert client.experiment(experiment_id, master.url).trial_ids() == ids
 
 
 def test_summary_of_metrics_comes_only_where_it_is_asked_for(master: Running) -> None:
