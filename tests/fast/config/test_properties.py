@@ -117,9 +117,10 @@ def test_parse_of_yaml_equals_parse_of_json(file: dict[str, Any], seed: int) -> 
     assert parse_experiment(text.getvalue(), default_seed=seed) == parse_experiment(json.dumps(file), default_seed=seed)
 
 
-@given(files, st.integers(0, 2**32 - 1))
+# The class of a custom search is a user's own, which this file does not have.
+@given(files.filter(lambda file: file["searcher"]["name"] != "custom"), st.integers(0, 2**32 - 1))
 def test_search_of_any_accepted_file_starts(file: dict[str, Any], seed: int) -> None:
-    searcher = {key: value for key, value in file["searcher"].items() if key != "class"}
+    searcher = dict(file["searcher"])
     if "max_trials" in searcher:
         searcher["max_trials"] = min(searcher["max_trials"], 20)
     made = parse_experiment({**file, "searcher": searcher}, default_seed=seed)
