@@ -116,7 +116,7 @@ def show_one(conn: Connection, experiment: ExperimentRow, row: TrialRow, live: S
 
 def _exit_status(conn: Connection, row: TrialRow) -> int | None:
     """Return how the last run of a trial ended, as a shell tells it."""
-    run = allocations.of_run(conn, row.id, row.run_id)
+    run = None if row.unmanaged else allocations.of_run(conn, row.id, row.run_id)
     if run is None:
         return None
     return run.exit_status if run.exit_signal is None else 128 + run.exit_signal

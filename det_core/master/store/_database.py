@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
@@ -47,11 +46,6 @@ def parse(url: str) -> URL:
     if not parsed.database or parsed.database == ":memory:":
         raise StoreError(f"{url} names no file; give sqlite:////path/to/file")
     return parsed.set(drivername="sqlite+pysqlite")
-
-
-def folder_of(url: URL) -> Path | None:
-    """The folder of a SQLite file; None for other databases."""
-    return Path(str(url.database)).absolute().parent if url.get_backend_name() == "sqlite" else None
 
 
 def writing_engine(url: URL) -> Engine:

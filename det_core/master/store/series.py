@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from math import inf, isfinite
 from operator import itemgetter
 from typing import Any, NamedTuple, TypedDict
 
-from sqlalchemy import Connection, null, select, tuple_
+from sqlalchemy import Connection, Select, bindparam, null, select, tuple_
 
 from det_core.master.store import _writers
 from det_core.master.store._reports import METRICS, NO_STEP, RECORDS
@@ -265,20 +266,28 @@ def _merged(group: str, rows: Sequence[_Stored], superseded: bool, place: Cursor
 
 def _stored_rows(conn: Connection, query: Query, after: Cursor | None, newest_first: bool) -> Iterator[_Stored]:
     """Yield rows as they are stored, by their key; newest first only those with a step."""
-    batches = _M.batch_metrics if query.batches else null().label("batch_metrics")
-    chosen = select(*_KEY, _M.time, _M.metrics, batches).where(_M.trial_id == query.trial_id, _M.grp == query.group)
-    if query.step is not None:
-        chosen = chosen.where(_M.step == query.step)
-    if newest_first:
-        chosen = chosen.where(_M.step < NO_STEP)
-    ordered = chosen.order_by(*(key.desc() if newest_first else key for key in _KEY)).limit(CHUNK_ROWS)
+    ordered = _ordered(query.batches, query.step is not None, newest_first)
+    given = {"trial": query.trial_id, "group": query.group, "step": query.step, "rows": CHUNK_ROWS}
     while True:
-        place = tuple_(*_KEY)
         chunk = ordered
         if after is not None:
+            place = tuple_(*_KEY)
             chunk = ordered.where(place < tuple(after) if newest_first else place > tuple(after))
-        rows = [tuple(row) for row in conn.execute(chunk)]
+        rows = [tuple(row) for row in conn.execute(chunk, given)]
         yield from rows
         if len(rows) < CHUNK_ROWS:
             return
         after = Cursor(*rows[-1][:5])
+
+
+@cache
+def _ordered(batches: bool, one_step: bool, newest_first: bool) -> Select[Any]:
+    """Return the statement of the first rows of a trial's group; SQLAlchemy takes longer to build it than to run it."""
+    column = _M.batch_metrics if batches else null().label("batch_metrics")
+    chosen = select(*_KEY, _M.time, _M.metrics, column)
+    chosen = chosen.where(_M.trial_id == bindparam("trial"), _M.grp == bindparam("group"))
+    if one_step:
+        chosen = chosen.where(_M.step == bindparam("step"))
+    if newest_first:
+        chosen = chosen.where(_M.step < NO_STEP)
+    return chosen.order_by(*(key.desc() if newest_first else key for key in _KEY)).limit(bindparam("rows"))
