@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from det_core.master._errors import Forbidden, Unauthenticated
+from det_core.master.service import _identify
 
 if TYPE_CHECKING:
     from det_core.master.service import Service
@@ -93,7 +94,7 @@ class Authenticator:
         for token in tokens:
             if is_same_secret(token, self.user_token):
                 return Caller()
-            if (allocation := await self._service.identify(token)) is not None:
+            if (allocation := await _identify.identify(self._service, token)) is not None:
                 return Caller(allocation)
         raise Unauthenticated("invalid credentials")
 

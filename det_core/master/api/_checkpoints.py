@@ -12,6 +12,7 @@ from det_core.master.api import _shapes as shapes
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, ExperimentId, Id, Size, Timestamp, answer, done, state_in
+from det_core.master.service import _retention
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CheckpointView
@@ -141,14 +142,14 @@ async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, 
 @routes.user.post("/checkpoints/rm")
 async def remove_files(body: RemoveFilesRequest, service: TheService) -> Response:
     """Delete the files that match, in these checkpoints. They go in the background."""
-    await service.delete_checkpoints(body.checkpoint_uuids, body.checkpoint_globs)
+    await _retention.delete(service, body.checkpoint_uuids, body.checkpoint_globs)
     return done()
 
 
 @routes.user.delete("/checkpoints")
 async def delete_checkpoints(body: DeleteCheckpointsRequest, service: TheService) -> Response:
     """Delete checkpoints. They go in the background."""
-    await service.delete_checkpoints(body.checkpoint_uuids)
+    await _retention.delete(service, body.checkpoint_uuids)
     return done()
 
 

@@ -22,6 +22,7 @@ from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService
 from det_core.master.api._types import Body, ExperimentId, Id, Int64, Timestamp, answer, done, state_in
 from det_core.master.engines import check_archive, pack_files
+from det_core.master.service import _continue, _patch, _retention, _steering
 from det_core.protocol.wire import to_wire
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ async def model_def(experiment_id: ExperimentId, service: TheService) -> Respons
 @routes.user.post("/experiments/continue")
 async def continue_experiment(body: ContinueRequest, service: TheService) -> Response:
     """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""
-    view = await service.continue_experiment(body.id, body.override_config or None)
+    view = await _continue.continue_experiment(service, body.id, body.override_config or None)
     return answer(shapes.experiment_reply(view))
 
 
@@ -236,7 +237,8 @@ async def continue_experiment(body: ContinueRequest, service: TheService) -> Res
 async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService) -> Response:
     """Change name, description, labels, priority, or how many checkpoints are kept."""
     kept = body.checkpoint_storage
-    view = await service.patch_experiment(
+    view = await _patch.patch_experiment(
+        service,
         experiment_id,
         name=body.name,
         description=body.description,
@@ -250,49 +252,49 @@ async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentReq
 @routes.user.post("/experiments/{experiment_id}/activate")
 async def activate(experiment_id: ExperimentId, service: TheService) -> Response:
     """Let a paused experiment go on."""
-    await service.activate(experiment_id)
+    await _steering.activate(service, experiment_id)
     return done()
 
 
 @routes.user.post("/experiments/{experiment_id}/pause")
 async def pause(experiment_id: ExperimentId, service: TheService) -> Response:
     """Have all trials save and stop, to go on when it is activated."""
-    await service.pause(experiment_id)
+    await _steering.pause(service, experiment_id)
     return done()
 
 
 @routes.user.post("/experiments/{experiment_id}/cancel")
 async def cancel(experiment_id: ExperimentId, service: TheService) -> Response:
     """Have all trials save and stop, for good."""
-    await service.cancel(experiment_id)
+    await _steering.cancel(service, experiment_id)
     return done()
 
 
 @routes.user.post("/experiments/{experiment_id}/kill")
 async def kill(experiment_id: ExperimentId, service: TheService) -> Response:
     """Kill all trials, for good."""
-    await service.kill(experiment_id)
+    await _steering.kill(service, experiment_id)
     return done()
 
 
 @routes.user.post("/experiments/{experiment_id}/archive")
 async def archive(experiment_id: ExperimentId, service: TheService) -> Response:
     """Put an experiment that has ended aside."""
-    await service.archive(experiment_id)
+    await _steering.archive(service, experiment_id)
     return done()
 
 
 @routes.user.post("/experiments/{experiment_id}/unarchive")
 async def unarchive(experiment_id: ExperimentId, service: TheService) -> Response:
     """Bring an experiment back that was put aside."""
-    await service.unarchive(experiment_id)
+    await _steering.unarchive(service, experiment_id)
     return done()
 
 
 @routes.user.delete("/experiments/{experiment_id}")
 async def delete_experiment(experiment_id: ExperimentId, service: TheService) -> Response:
     """Delete an experiment that has ended, with its checkpoints. They go in the background."""
-    await service.delete_experiment(experiment_id)
+    await _retention.delete_experiment(service, experiment_id)
     return done()
 
 

@@ -14,6 +14,7 @@ from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Id, Number, Size, Timestamp, TrialId, answer, done, state_in
+from det_core.master.service import _steering
 from det_core.protocol.wire import to_wire
 
 routes = Routes("trials")
@@ -201,7 +202,7 @@ async def trial_source_info(body: TrialSourceRequest, service: TheService, calle
 @routes.user.post("/trials/{trial_id}/kill")
 async def kill_trial(trial_id: TrialId, service: TheService) -> Response:
     """Kill one trial, for good."""
-    await service.kill_trial(trial_id)
+    await _steering.kill_trial(service, trial_id)
     return done()
 
 

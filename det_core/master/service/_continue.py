@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from det_core.config import ConfigError, Experiment, parse_experiment, read_changes
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import State
-from det_core.master.service import _retention
+from det_core.master.service import _queries, _retention
 from det_core.master.service._access import experiment_row
 from det_core.master.store import experiments, operations, searcher_events, trials
 from det_core.search import Exited, Shutdown
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
+    from det_core.master.service._views import ExperimentView
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.trials import TrialRow
 
@@ -26,12 +27,17 @@ ENDED = (State.COMPLETED, State.CANCELED, State.ERROR)
 """States of an experiment that can be continued."""
 
 
-async def go_on(hub: Hub, experiment_id: int, override: str | None) -> None:
-    """Continue an ended experiment.
+async def continue_experiment(hub: Hub, experiment_id: int, override: str | None = None) -> ExperimentView:
+    """Continue an ended experiment and return it.
+
+    Args:
+        hub: Parts of the service.
+        experiment_id: ID of the experiment.
+        override: Configuration text with another ``searcher.max_length`` for a single trial.
 
     Raises:
-        NotFound: there is none.
-        WrongState: it has not ended, is unmanaged, or has nothing left to do.
+        NotFound: If the experiment does not exist.
+        WrongState: If it has not ended, is unmanaged, or has nothing left to do.
         Invalid: If the override changes anything but the length of a single trial.
     """
     row = await experiment_row(hub, experiment_id)
@@ -41,6 +47,7 @@ async def go_on(hub: Hub, experiment_id: int, override: str | None) -> None:
     spec = await asyncio.to_thread(_changed, row, override)
     await hub.store.write(lambda conn: _reopen(conn, experiment_id, spec))
     await hub.actor.refresh()
+    return await _queries.experiment(hub, experiment_id)
 
 
 def _changed(row: ExperimentRow, override: str | None) -> Experiment:

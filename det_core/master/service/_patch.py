@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from det_core._storage_settings import RETENTION_KEYS
 from det_core.config import Experiment
 from det_core.master._errors import Invalid
+from det_core.master.service import _queries, _steering
 from det_core.master.service._access import experiment_row
 from det_core.master.store import experiments
 
@@ -15,21 +16,41 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
+    from det_core.master.service._views import ExperimentView
 
 
-async def patch(
+async def patch_experiment(
     hub: Hub,
     experiment_id: int,
-    name: str | None,
-    description: str | None,
-    labels: Sequence[str] | None,
-    storage: Mapping[str, Any] | None,
-) -> None:
-    """Change what is given. New counts of checkpoints to keep are applied at once if the experiment has ended."""
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    labels: Sequence[str] | None = None,
+    priority: int | None = None,
+    checkpoint_storage: Mapping[str, Any] | None = None,
+) -> ExperimentView:
+    """Change what is given and return the experiment.
+
+    Args:
+        hub: Parts of the service.
+        experiment_id: ID of the experiment.
+        name: New name.
+        description: New description.
+        labels: New labels, instead of all that it has.
+        priority: New priority, 1 (first) to 99, of an experiment that has not ended.
+        checkpoint_storage: New counts of checkpoints to keep, ``save_…``; applied at once if it has ended.
+
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If the priority cannot be changed because it has ended.
+        Invalid: If a value is not allowed.
+    """
+    if priority is not None:
+        await _steering.set_priority(hub, experiment_id, priority)
     await experiment_row(hub, experiment_id)
     if name is not None and not name.strip():
         raise Invalid(f"experiment {experiment_id}: a name cannot be empty")
-    counts = {} if storage is None else _counts(experiment_id, storage)
+    counts = {} if checkpoint_storage is None else _counts(experiment_id, checkpoint_storage)
 
     def write(conn: Connection) -> dict[str, Any] | None:
         row = experiments.get(conn, experiment_id)
@@ -58,6 +79,7 @@ async def patch(
         live.spec = Experiment(data, live.spec.warnings)
     elif counts:
         hub.runner.retain(experiment_id)
+    return await _queries.experiment(hub, experiment_id)
 
 
 def _counts(experiment_id: int, storage: Mapping[str, Any]) -> dict[str, int]:

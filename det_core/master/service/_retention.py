@@ -143,7 +143,7 @@ def _sources(conn: Connection, *, without: int) -> set[str]:
     return trials.warm_starts(conn, without=without)
 
 
-async def delete(hub: Hub, uuids: Sequence[str], globs: Sequence[str]) -> None:
+async def delete(hub: Hub, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
     """Delete checkpoints, or the files in them that match; it goes on in the background."""
     if not globs or not all(isinstance(g, str) and g for g in globs):
         raise Invalid("checkpointGlobs must be patterns of files, such as **/*")

@@ -1,4 +1,4 @@
-"""The service: every call of the API, each handed to the part that knows its idea."""
+"""The service: its start and its stop, and calls of the API that are not yet functions of their topics."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from typing import TYPE_CHECKING, Any
 from det_core._metadata import validate_metadata
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master._settings import MasterSettings
-from det_core.master.scheduler import State
 from det_core.master.service import (
     _checkpoints,
-    _continue,
     _create,
     _logs,
     _operations,
-    _patch,
     _queries,
     _reports,
-    _retention,
     _searches,
     _show_checkpoints,
     _show_experiments,
-    _signalled,
-    _steering,
     _storages,
     _unmanaged,
 )
@@ -32,7 +26,6 @@ from det_core.master.service._access import experiment_row, know_trial, trial_ro
 from det_core.master.service._actor import Actor, Transaction
 from det_core.master.service._exits import log_mark
 from det_core.master.service._hub import Hub
-from det_core.master.service._identify import identify
 from det_core.master.service._listener import Ear
 from det_core.master.service._recovery import reload, resume
 from det_core.master.service._runner import Runner
@@ -50,16 +43,14 @@ if TYPE_CHECKING:
         ExperimentView,
         LogPage,
         OperationView,
-        RendezvousView,
         SearchView,
         StartView,
-        TokenView,
         TrialView,
     )
     from det_core.master.store import Store
 
 
-class Service:
+class Service(Hub):
     """Turns requests and events into decisions, records each in the store, then acts on it.
 
     Every method may be called at any time on the loop that :meth:`start` ran on. What a method answers is in the
@@ -73,51 +64,44 @@ class Service:
     """
 
     def __init__(self, store: Store, engine: Engine, settings: MasterSettings) -> None:
-        self._hub = Hub(store, engine, settings)
-        self._hub.runner = Runner(self._hub)
+        super().__init__(store, engine, settings)
+        self.runner = Runner(self)
 
     def _settle(self, tx: Transaction) -> None:
-        settle(self._hub, tx)
+        settle(self, tx)
 
     def _conclude(self, tx: Transaction) -> None:
-        schedule(self._hub, tx)
+        schedule(self, tx)
 
     # lifecycle
 
     async def start(self) -> None:
         """Read what is in the store, adopt the allocations that still run, and go on."""
-        hub = self._hub
-        hub.actor = Actor(hub.store, self._settle, self._conclude, partial(reload, hub))
-        await reload(hub)
-        marks = await hub.store.read(lambda conn: {a.id: key_values.get(conn, log_mark(a.id)) for a in alive(conn)})
-        hub.actor.start()
-        await hub.engine.recover(marks, Ear(hub))
-        hub.runner.watch()
-        await resume(hub)
+        self.actor = Actor(self.store, self._settle, self._conclude, partial(reload, self))
+        await reload(self)
+        marks = await self.store.read(lambda conn: {a.id: key_values.get(conn, log_mark(a.id)) for a in alive(conn)})
+        self.actor.start()
+        await self.engine.recover(marks, Ear(self))
+        self.runner.watch()
+        await resume(self)
 
     async def stop(self) -> None:
         """Decide nothing more. Allocations go on; the next :meth:`start` finds them."""
-        hub = self._hub
-        await hub.actor.stop()
-        hub.signals.release()
-        hub.news.stop()
-        await hub.runner.stop()
+        await self.actor.stop()
+        self.signals.release()
+        self.news.stop()
+        await self.runner.stop()
 
     async def master(self) -> MasterView:
         """What clients are told of the master."""
-        hub = self._hub
-        used = {slot for allocation in hub.live.allocations.values() for slot in allocation.slot_ids}
+        used = {slot for allocation in self.live.allocations.values() for slot in allocation.slot_ids}
         return MasterView(
-            cluster_id=hub.settings.cluster_id,
-            cluster_name=hub.settings.cluster_name,
-            version=hub.settings.version,
-            slots=list(hub.engine.slots),
+            cluster_id=self.settings.cluster_id,
+            cluster_name=self.settings.cluster_name,
+            version=self.settings.version,
+            slots=list(self.engine.slots),
             slots_in_use=sorted(used),
         )
-
-    async def identify(self, token: str) -> TokenView | None:
-        """Whom an allocation's token belongs to; None if it is none, or its allocation has ended."""
-        return await identify(self._hub, token)
 
     # experiments
 
@@ -149,14 +133,10 @@ class Service:
             Invalid: mistakes in the configuration, all of them in ``errors``; or an unusable archive.
             NotFound: a warm start from a trial or checkpoint that there is not.
         """
-        drafted = await _create.draft(
-            self._hub, config, context, overrides, unmanaged=unmanaged, keep=not validate_only
-        )
+        drafted = await _create.draft(self, config, context, overrides, unmanaged=unmanaged, keep=not validate_only)
         if validate_only:
             return CreatedView(experiment=_show_experiments.drafted(drafted.spec), warnings=list(drafted.spec.warnings))
-        number = await _create.create(
-            self._hub, drafted, activate=activate, parent_id=parent_id, external_id=external_id
-        )
+        number = await _create.create(self, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
         return CreatedView(experiment=await self.experiment(number), warnings=list(drafted.spec.warnings))
 
     async def put_experiment(
@@ -172,16 +152,16 @@ class Service:
         if start_time is None or not made["experiment"]["unmanaged"]:
             return made
         number = made["experiment"]["id"]
-        await self._hub.store.write(lambda conn: experiments.change(conn, number, start_time=start_time))
+        await self.store.write(lambda conn: experiments.change(conn, number, start_time=start_time))
         return CreatedView(experiment=await self.experiment(number), warnings=made["warnings"])
 
     async def _put_experiment(self, external_id: str, config: str | Mapping[str, Any], unmanaged: bool) -> CreatedView:
-        row = await self._hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+        row = await self.store.read(lambda conn: experiments.by_external_id(conn, external_id))
         if row is None:
             try:
                 return await self.create_experiment(config, unmanaged=unmanaged, external_id=external_id)
             except Conflict:  # somebody else has just created it
-                row = await self._hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+                row = await self.store.read(lambda conn: experiments.by_external_id(conn, external_id))
         if row is None or row.state == "DELETED":
             raise Conflict(f"the experiment of the external id {external_id!r} was deleted; choose another one")
         return CreatedView(experiment=await self.experiment(row.id), warnings=list(row.warnings))
@@ -199,19 +179,19 @@ class Service:
         offset: int = 0,
     ) -> list[ExperimentView]:
         """Experiments by their ids, or by when they started, without deleted ones; each filter must match."""
-        return await self._hub.store.read(
+        return await self.store.read(
             lambda conn: _queries.find_experiments(
-                conn, self._hub, states, labels, name, archived, newest_first, by_start, limit, offset
+                conn, self, states, labels, name, archived, newest_first, by_start, limit, offset
             )
         )
 
     async def experiment(self, experiment_id: int) -> ExperimentView:
         """One experiment."""
-        return await _queries.experiment(self._hub, experiment_id)
+        return await _queries.experiment(self, experiment_id)
 
     async def trials(self, experiment_id: int, *, states: Sequence[str] = ()) -> list[TrialView]:
         """Return the trials of an experiment by their IDs."""
-        views, _ = await _queries.find_trials(self._hub, experiment_id, states)
+        views, _ = await _queries.find_trials(self, experiment_id, states)
         return views
 
     async def page_of_trials(
@@ -219,109 +199,44 @@ class Service:
     ) -> tuple[list[TrialView], int]:
         """Return some trials of an experiment, and how many match."""
         return await _queries.find_trials(
-            self._hub, experiment_id, states, best_first=best_first, limit=limit, offset=offset
+            self, experiment_id, states, best_first=best_first, limit=limit, offset=offset
         )
 
     async def trial(self, trial_id: int, *, summarize: bool = False) -> TrialView:
         """Return one trial; ``summarize``: with the summary of its metrics."""
-        return await _queries.trial(self._hub, trial_id, summarize=summarize)
-
-    async def activate(self, experiment_id: int) -> None:
-        """Let a paused experiment go on. An active one stays so; an ended one is a WrongState."""
-        await _steering.activate(self._hub, experiment_id)
-
-    async def pause(self, experiment_id: int) -> None:
-        """Have all trials save and stop, to go on at :meth:`activate`."""
-        await _steering.pause(self._hub, experiment_id)
-
-    async def cancel(self, experiment_id: int) -> None:
-        """Have all trials save and stop, for good. An ended experiment stays as it is."""
-        await _steering.end(self._hub, experiment_id, State.STOPPING_CANCELED, "its experiment was canceled")
-
-    async def kill(self, experiment_id: int) -> None:
-        """Kill all trials, for good. An ended experiment stays as it is."""
-        await _steering.end(self._hub, experiment_id, State.STOPPING_KILLED, "its experiment was killed")
-
-    async def kill_trial(self, trial_id: int) -> None:
-        """Kill one trial, for good; the search is told that it was canceled."""
-        await _steering.kill_trial(self._hub, trial_id)
-
-    async def archive(self, experiment_id: int) -> None:
-        """Put an ended experiment aside."""
-        await _steering.archive(self._hub, experiment_id, True)
-
-    async def unarchive(self, experiment_id: int) -> None:
-        """Undo :meth:`archive`."""
-        await _steering.archive(self._hub, experiment_id, False)
-
-    async def delete_experiment(self, experiment_id: int) -> None:
-        """Delete an ended experiment with all that belongs to it. It goes in the background: see its state."""
-        await _retention.delete_experiment(self._hub, experiment_id)
-
-    async def continue_experiment(self, experiment_id: int, override: str | None = None) -> ExperimentView:
-        """Go on with an ended experiment (§10): incomplete trials resume from their latest checkpoints.
-
-        Args:
-            experiment_id: the experiment, which must have ended.
-            override: Configuration text with another ``searcher.max_length`` for a single trial.
-
-        Raises:
-            WrongState: it has not ended, or its search of several trials is complete.
-        """
-        await _continue.go_on(self._hub, experiment_id, override)
-        return await self.experiment(experiment_id)
-
-    async def patch_experiment(
-        self,
-        experiment_id: int,
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        labels: Sequence[str] | None = None,
-        priority: int | None = None,
-        checkpoint_storage: Mapping[str, Any] | None = None,
-    ) -> ExperimentView:
-        """Change what is given. ``checkpoint_storage`` takes save_… counts alone, applied at once if it has ended."""
-        if priority is not None:
-            await self.set_priority(experiment_id, priority)
-        await _patch.patch(self._hub, experiment_id, name, description, labels, checkpoint_storage)
-        return await self.experiment(experiment_id)
-
-    async def set_priority(self, experiment_id: int, priority: int) -> None:
-        """Change the priority, 1 (first) to 99."""
-        await _steering.set_priority(self._hub, experiment_id, priority)
+        return await _queries.trial(self, trial_id, summarize=summarize)
 
     async def wait_experiment(self, experiment_id: int, timeout: float) -> ExperimentView:
         """The experiment once it has ended, or as it is after ``timeout`` seconds."""
-        return await _queries.wait(self._hub, experiment_id, timeout)
+        return await _queries.wait(self, experiment_id, timeout)
 
     async def best_trial(self, experiment_id: int) -> TrialView | None:
         """The trial with the best searched metric."""
-        return await _queries.best_trial(self._hub, experiment_id)
+        return await _queries.best_trial(self, experiment_id)
 
     async def best_checkpoint(self, experiment_id: int) -> CheckpointView | None:
         """Of the checkpoints still there, that with the best searched metric at its step."""
-        await experiment_row(self._hub, experiment_id)
-        return await self._hub.store.read(lambda conn: _show_checkpoints.best(conn, experiment_id))
+        await experiment_row(self, experiment_id)
+        return await self.store.read(lambda conn: _show_checkpoints.best(conn, experiment_id))
 
     async def best_validation(self, experiment_id: int) -> float:
         """The best value of the searched metric. Without validations: NotFound."""
-        return await _queries.best_validation(self._hub, experiment_id)
+        return await _queries.best_validation(self, experiment_id)
 
     async def search_state(self, experiment_id: int) -> SearchView:
         """Where the search stands."""
-        return await _searches.state(self._hub, experiment_id)
+        return await _searches.state(self, experiment_id)
 
     async def context_archive(self, experiment_id: int) -> bytes:
         """The context directory as it was packed; empty if there was none."""
-        return await _searches.context(self._hub, experiment_id)
+        return await _searches.context(self, experiment_id)
 
     async def task_context(self, task_id: str) -> bytes:
         """The context directory of a task's experiment, as it was packed."""
-        row = await self._hub.store.read(lambda conn: trials.by_task_id(conn, task_id))
+        row = await self.store.read(lambda conn: trials.by_task_id(conn, task_id))
         if row is None:
             raise NotFound(f"there is no task {task_id}")
-        return await _searches.context(self._hub, row.experiment_id)
+        return await _searches.context(self, row.experiment_id)
 
     # what was recorded
 
@@ -329,45 +244,41 @@ class Service:
         self, trial_ids: Sequence[int], group: str | None = None, *, after: int = 0, archived: bool = False
     ) -> MetricsReader:
         """Return a reader of the rows of a group, or of all, after an ID; ``archived``: superseded ones too."""
-        return _queries.MetricsReader(self._hub.store, trial_ids, group, after=after, archived=archived)
+        return _queries.MetricsReader(self.store, trial_ids, group, after=after, archived=archived)
 
     async def checkpoints(self, experiment_id: int) -> list[CheckpointView]:
         """All checkpoints of an experiment, newest first."""
-        await experiment_row(self._hub, experiment_id)
-        return await self._hub.store.read(lambda conn: _show_checkpoints.of_experiment(conn, experiment_id))
+        await experiment_row(self, experiment_id)
+        return await self.store.read(lambda conn: _show_checkpoints.of_experiment(conn, experiment_id))
 
     async def trial_checkpoints(self, trial_id: int) -> list[CheckpointView]:
         """All checkpoints of a trial, newest first."""
-        return await self._hub.store.read(lambda conn: _show_checkpoints.of_trial(conn, trial_id))
+        return await self.store.read(lambda conn: _show_checkpoints.of_trial(conn, trial_id))
 
     async def checkpoint(self, uuid: str) -> CheckpointView:
         """One checkpoint."""
-        return await self._hub.store.read(lambda conn: _show_checkpoints.one(conn, uuid))
+        return await self.store.read(lambda conn: _show_checkpoints.one(conn, uuid))
 
     async def set_checkpoint_metadata(self, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:
         """Replace what the master answers as a checkpoint's metadata."""
-        await _checkpoints.set_metadata(self._hub, uuid, metadata)
+        await _checkpoints.set_metadata(self, uuid, metadata)
         return await self.checkpoint(uuid)
-
-    async def delete_checkpoints(self, uuids: Sequence[str], globs: Sequence[str] = ("**/*",)) -> None:
-        """Delete checkpoints, or the files in them that match, from their storages, in the background."""
-        await _retention.delete(self._hub, uuids, globs)
 
     async def logs(self, trial_id: int, *, after: int = 0, limit: int = 1000, wait: float = 0.0) -> LogPage:
         """Lines of a trial's log with ids above ``after``; waits ``wait`` seconds for one, unless it has ended."""
-        row = await trial_row(self._hub, trial_id)
-        return await _logs.page(self._hub, row.task_id, after, limit, wait)
+        row = await trial_row(self, trial_id)
+        return await _logs.page(self, row.task_id, after, limit, wait)
 
     async def logs_of_task(self, task_id: str, *, after: int = 0, limit: int = 1000, wait: float = 0.0) -> LogPage:
         """As :meth:`logs`, by task id."""
-        return await _logs.page(self._hub, task_id, after, limit, wait)
+        return await _logs.page(self, task_id, after, limit, wait)
 
     # trials
 
     async def run_prepare(self, trial_id: int, storage: Mapping[str, Any] | None) -> int | None:
         """The id of a checkpoint storage (§5.1); equal ones have the same id. None without one."""
-        await know_trial(self._hub, trial_id)
-        return None if storage is None else await _storages.choose(self._hub, trial_id, storage)
+        await know_trial(self, trial_id)
+        return None if storage is None else await _storages.choose(self, trial_id, storage)
 
     async def journal(
         self,
@@ -395,7 +306,7 @@ class Service:
             Fenced: the attempt is over.
             Invalid: a record that is none, with its number.
         """
-        return await _reports.journal(self._hub, trial_id, trial_run_id, rank, records, restart, storage_id=storage_id)
+        return await _reports.journal(self, trial_id, trial_run_id, rank, records, restart, storage_id=storage_id)
 
     async def report_metrics(
         self,
@@ -415,7 +326,7 @@ class Service:
             Conflict: a key that has another value already.
         """
         await _reports.report(
-            self._hub, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, report_time
+            self, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, report_time
         )
 
     async def progress(
@@ -425,11 +336,11 @@ class Service:
 
         ``allocation_id`` here and below: whose token was shown; one that has ended is Fenced.
         """
-        await _operations.progress(self._hub, trial_id, value, is_raw, allocation_id)
+        await _operations.progress(self, trial_id, value, is_raw, allocation_id)
 
     async def set_status(self, trial_id: int, status: str, *, allocation_id: str | None = None) -> None:
         """Replace what is shown as the trial's doing."""
-        await _reports.set_status(self._hub, trial_id, status, allocation_id)
+        await _reports.set_status(self, trial_id, status, allocation_id)
 
     async def set_metadata(
         self, trial_id: int, metadata: Mapping[str, Any], *, allocation_id: str | None = None
@@ -439,28 +350,28 @@ class Service:
             checked = validate_metadata(metadata)
         except (TypeError, ValueError) as e:
             raise Invalid(str(e)) from None
-        await _reports.may_report(self._hub, trial_id, allocation_id)
-        await self._hub.store.write(lambda conn: trials.set_metadata(conn, trial_id, checked))
+        await _reports.may_report(self, trial_id, allocation_id)
+        await self.store.write(lambda conn: trials.set_metadata(conn, trial_id, checked))
         return checked
 
     async def get_metadata(self, trial_id: int) -> dict[str, Any]:
         """The run's metadata; {} if nothing was set."""
-        await know_trial(self._hub, trial_id)
-        return await self._hub.store.read(lambda conn: trials.metadata(conn, trial_id))
+        await know_trial(self, trial_id)
+        return await self.store.read(lambda conn: trials.metadata(conn, trial_id))
 
     async def early_exit(self, trial_id: int, reason: str, *, allocation_id: str | None = None) -> None:
         """Note that the trial gives up: EXITED_REASON_INVALID_HP, …_INIT_INVALID_HP or …_USER_REQUESTED_STOP."""
-        await _operations.give_up(self._hub, trial_id, reason, allocation_id)
+        await _operations.give_up(self, trial_id, reason, allocation_id)
 
     async def operation(self, trial_id: int, *, allocation_id: str | None = None) -> OperationView:
         """The trial's current operation. None at all yet, or an experiment without them: NotFound."""
-        return await _operations.current(self._hub, trial_id, allocation_id)
+        return await _operations.current(self, trial_id, allocation_id)
 
     async def complete_operation(
         self, trial_id: int, length: int, searcher_metric: Any, *, allocation_id: str | None = None
     ) -> None:
         """The operation of ``length`` is done. Another operation than the current one, or another metric: Conflict."""
-        await _operations.complete(self._hub, trial_id, length, searcher_metric, allocation_id)
+        await _operations.complete(self, trial_id, length, searcher_metric, allocation_id)
 
     async def register_checkpoint(
         self,
@@ -483,7 +394,7 @@ class Service:
             Conflict: another checkpoint has that uuid.
         """
         await _checkpoints.register(
-            self._hub,
+            self,
             uuid,
             task_id,
             allocation_id=allocation_id,
@@ -496,37 +407,21 @@ class Service:
 
     async def patch_checkpoints(self, checkpoints: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
         """Note what remains of checkpoints, in pairs of uuid and resources; without any it is DELETED."""
-        await _checkpoints.patch(self._hub, checkpoints)
+        await _checkpoints.patch(self, checkpoints)
 
     async def alert(self, experiment_id: int, trial_id: int | None, title: str, description: str, level: str) -> None:
         """Bring something to people's attention: it is written to the trial's log."""
-        await _reports.alert(self._hub, experiment_id, trial_id, title, description, level)
+        await _reports.alert(self, experiment_id, trial_id, title, description, level)
 
     async def trial_source_info(self, trial_id: int, checkpoint_uuid: str) -> None:
         """Accept that a trial uses a checkpoint."""
-        await _checkpoints.use(self._hub, trial_id, checkpoint_uuid)
+        await _checkpoints.use(self, trial_id, checkpoint_uuid)
 
     async def task_logs(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take log lines, in the shape of LogView without ``id``."""
-        await _reports.task_logs(self._hub, lines)
+        await _reports.task_logs(self, lines)
 
     # allocations
-
-    async def preemption(self, allocation_id: str, timeout: float) -> bool:
-        """Whether the allocation is to stop; waits up to ``timeout`` seconds for it. Of one that has ended: False."""
-        return await _signalled.preemption(self._hub, allocation_id, timeout)
-
-    async def ack_preemption(self, allocation_id: str) -> None:
-        """The process has noticed, and is about to exit."""
-        await _signalled.acknowledge(self._hub, allocation_id)
-
-    async def pending_preemption(self, allocation_id: str) -> None:
-        """Whoever lent the machine wants it back: have the trial save and stop; it runs again elsewhere."""
-        await _signalled.pending(self._hub, allocation_id)
-
-    async def rendezvous(self, allocation_id: str) -> RendezvousView:
-        """Return the addresses of an allocation's containers."""
-        return await _signalled.rendezvous(self._hub, allocation_id)
 
     # unmanaged trials (§9)
 
@@ -534,22 +429,22 @@ class Service:
         self, experiment_id: int, hparams: Mapping[str, Any], *, external_id: str | None = None
     ) -> TrialView:
         """A new trial of an unmanaged experiment."""
-        return await self.trial(await _unmanaged.create(self._hub, experiment_id, hparams, external_id))
+        return await self.trial(await _unmanaged.create(self, experiment_id, hparams, external_id))
 
     async def put_trial(
         self, experiment_id: int, external_id: str, hparams: Mapping[str, Any], *, start_time: float | None = None
     ) -> TrialView:
         """The trial of that external id, created if there is none. ``start_time``: when it began."""
-        number = await _unmanaged.create(self._hub, experiment_id, hparams, external_id)
+        number = await _unmanaged.create(self, experiment_id, hparams, external_id)
         if start_time is not None:
-            await self._hub.store.write(lambda conn: trials.change(conn, number, start_time=start_time))
+            await self.store.write(lambda conn: trials.change(conn, number, start_time=start_time))
         return await self.trial(number)
 
     async def start_trial(self, trial_id: int, *, resume: bool) -> StartView:
         """Begin another attempt of an unmanaged trial. A started one without ``resume``: WrongState."""
-        return await _unmanaged.start(self._hub, trial_id, resume=resume)
+        return await _unmanaged.start(self, trial_id, resume=resume)
 
     async def patch_trial(self, trial_id: int, *, state: str | None = None, end_time: float | None = None) -> TrialView:
         """A sign of life of an unmanaged trial, and perhaps its new state. ``end_time``: when it ended; None: now."""
-        await _unmanaged.patch(self._hub, trial_id, state, end_time)
+        await _unmanaged.patch(self, trial_id, state, end_time)
         return await self.trial(trial_id)

@@ -20,7 +20,11 @@ UNKNOWN_PAUSE = 1.0
 
 
 async def preemption(hub: Hub, allocation_id: str, timeout: float) -> bool:
-    """Whether an allocation is to stop."""
+    """Return whether an allocation is to stop, after up to ``timeout`` seconds; False if it has ended.
+
+    Raises:
+        NotFound: If no allocation has this ID.
+    """
     if allocation_id not in hub.live.allocations:
         await know_allocation(hub, allocation_id)
         return False
@@ -42,7 +46,7 @@ async def know_allocation(hub: Hub, allocation_id: str) -> None:
 
 
 async def acknowledge(hub: Hub, allocation_id: str) -> None:
-    """An allocation is about to exit."""
+    """Note that the process of an allocation has noticed its preemption and is about to exit."""
     await know_allocation(hub, allocation_id)
 
     def command(tx: Transaction) -> None:
@@ -52,7 +56,7 @@ async def acknowledge(hub: Hub, allocation_id: str) -> None:
 
 
 async def pending(hub: Hub, allocation_id: str) -> None:
-    """Whoever lent the machine wants it back."""
+    """Have an allocation save and stop because its machine is wanted back; its trial runs again elsewhere."""
     await know_allocation(hub, allocation_id)
 
     def command(tx: Transaction) -> None:

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 async def pause(hub: Hub, experiment_id: int) -> None:
-    """Have all trials save and stop, to go on later."""
+    """Have all trials of an experiment save and stop until :func:`activate`.
+
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If it has ended, is about to end, or is unmanaged.
+    """
     await know_experiment(hub, experiment_id)
     await hub.actor.do(lambda tx: _pause(hub, tx, live_experiment(hub, experiment_id)))
 
@@ -35,7 +40,12 @@ def _pause(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
 
 
 async def activate(hub: Hub, experiment_id: int) -> None:
-    """Let a paused experiment go on."""
+    """Let a paused experiment go on; nothing changes for an active one.
+
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If it has ended, is about to end, or is unmanaged.
+    """
     await know_experiment(hub, experiment_id)
     await hub.actor.do(lambda tx: _activate(hub, tx, live_experiment(hub, experiment_id)))
 
@@ -66,9 +76,27 @@ def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
     tx.write(experiments.change, experiment.id, state=state.value)
 
 
-async def end(hub: Hub, experiment_id: int, state: State, why: str) -> None:
-    """End an experiment: by ``STOPPING_CANCELED`` after its trials have saved, by ``STOPPING_KILLED`` now."""
+async def cancel(hub: Hub, experiment_id: int) -> None:
+    """Have all trials of an experiment save and stop, for good; nothing changes for an ended one.
 
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If it is unmanaged.
+    """
+    await _end(hub, experiment_id, State.STOPPING_CANCELED, "its experiment was canceled")
+
+
+async def kill(hub: Hub, experiment_id: int) -> None:
+    """Kill all trials of an experiment, for good; nothing changes for an ended one.
+
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If it is unmanaged.
+    """
+    await _end(hub, experiment_id, State.STOPPING_KILLED, "its experiment was killed")
+
+
+async def _end(hub: Hub, experiment_id: int, state: State, why: str) -> None:
     def command(tx: Transaction) -> None:
         experiment = hub.live.experiments.get(experiment_id)
         if experiment is not None:
@@ -83,7 +111,12 @@ async def end(hub: Hub, experiment_id: int, state: State, why: str) -> None:
 
 
 async def kill_trial(hub: Hub, trial_id: int) -> None:
-    """Kill one trial."""
+    """Kill one trial, for good; its search receives that it was canceled.
+
+    Raises:
+        NotFound: If the trial does not exist.
+        WrongState: If it is unmanaged.
+    """
 
     def command(tx: Transaction) -> None:
         trial = hub.live.trials.get(trial_id)
@@ -99,7 +132,7 @@ async def kill_trial(hub: Hub, trial_id: int) -> None:
 
 
 async def set_priority(hub: Hub, experiment_id: int, priority: int) -> None:
-    """Change a priority; the scheduler goes by it at once."""
+    """Change the priority of an experiment, 1 (first) to 99; the next placement follows it."""
     if isinstance(priority, bool) or not 1 <= priority <= 99:
         raise Invalid(f"experiment {experiment_id}: priority is {priority}, and must be from 1 (first) to 99")
     await know_experiment(hub, experiment_id)
@@ -113,9 +146,20 @@ async def set_priority(hub: Hub, experiment_id: int, priority: int) -> None:
     await hub.actor.do(command)
 
 
-async def archive(hub: Hub, experiment_id: int, archived: bool) -> None:
-    """Put an ended experiment aside, or take it back."""
+async def archive(hub: Hub, experiment_id: int) -> None:
+    """Hide an ended experiment from lists.
+
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If it has not ended.
+    """
     row = await experiment_row(hub, experiment_id)
-    if archived and (experiment_id in hub.live.experiments or (row.unmanaged and row.end_time is None)):
+    if experiment_id in hub.live.experiments or (row.unmanaged and row.end_time is None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): it cannot be archived yet")
-    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=archived))
+    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=True))
+
+
+async def unarchive(hub: Hub, experiment_id: int) -> None:
+    """Undo :func:`archive`."""
+    await experiment_row(hub, experiment_id)
+    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=False))

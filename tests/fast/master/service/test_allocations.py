@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from det_core.master._errors import Fenced, NotFound
-from det_core.master.service import _signalled
+from det_core.master.service import _identify, _signalled, _steering
 from det_core.master.service._runner import context_file
 from det_core.master.store import contexts
 from support.mastered import Bench, bench, train
@@ -46,16 +46,16 @@ def test_the_word_to_stop_wakes_every_poll_at_once_and_stays_said(tmp_path: Path
     async def main() -> None:
         async with bench(tmp_path, deaf) as b:
             allocation = await one(b)
-            assert await b.service.preemption(allocation, 0) is False
-            assert await b.service.preemption(allocation, 0.01) is False
-            polls = [asyncio.create_task(b.service.preemption(allocation, 60)) for _ in range(1000)]
+            assert await _signalled.preemption(b.service, allocation, 0) is False
+            assert await _signalled.preemption(b.service, allocation, 0.01) is False
+            polls = [asyncio.create_task(_signalled.preemption(b.service, allocation, 60)) for _ in range(1000)]
             await asyncio.sleep(0)
             before = time.process_time()
             await asyncio.sleep(0.5)
             assert time.process_time() - before < 0.25, "polls that wait cost nothing"
-            await b.service.pause(1)
+            await _steering.pause(b.service, 1)
             assert await asyncio.wait_for(asyncio.gather(*polls), 5) == [True] * 1000
-            assert await b.service.preemption(allocation, 0) is True
+            assert await _signalled.preemption(b.service, allocation, 0) is True
 
     asyncio.run(main())
 
@@ -66,17 +66,17 @@ def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypat
     async def main() -> None:
         async with bench(tmp_path, deaf) as b:
             allocation = await one(b)
-            poll = asyncio.create_task(b.service.preemption(allocation, 60))
+            poll = asyncio.create_task(_signalled.preemption(b.service, allocation, 60))
             await asyncio.sleep(0.05)
-            await b.service.kill(1)
+            await _steering.kill(b.service, 1)
             assert await poll is True
             await b.ended(1)
-            assert await b.service.preemption(allocation, 60) is False
+            assert await _signalled.preemption(b.service, allocation, 60) is False
             with pytest.raises(Fenced):
-                await b.service.rendezvous(allocation)
+                await _signalled.rendezvous(b.service, allocation)
             before = time.monotonic()
             with pytest.raises(NotFound):
-                await b.service.preemption("1.nobody.1", 60)
+                await _signalled.preemption(b.service, "1.nobody.1", 60)
             assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
 
     asyncio.run(main())
@@ -86,7 +86,11 @@ def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, deaf, slots=2) as b:
             allocation = await one(b)
-            assert await b.service.rendezvous(allocation) == {"addresses": ["127.0.0.1"], "rank": 0, "slots": [1]}
+            assert await _signalled.rendezvous(b.service, allocation) == {
+                "addresses": ["127.0.0.1"],
+                "rank": 0,
+                "slots": [1],
+            }
 
     asyncio.run(main())
 
@@ -95,7 +99,7 @@ def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, obedient) as b:
             allocation = await one(b)
-            await b.service.pending_preemption(allocation)
+            await _signalled.pending(b.service, allocation)
             assert await b.ended(1) == "COMPLETED"
             (trial,) = await b.service.trials(1)
             assert (trial["trial_run_id"], trial["restarts"]) == (2, 0)
@@ -117,10 +121,10 @@ def test_the_next_master_adopts_what_runs(tmp_path: Path) -> None:
             token = b.engine.launched[0].session_token
             await dies(b)
             assert b.engine.running == [allocation] and len(b.engine.launched) == 1
-            assert (await b.service.identify(token) or {})["allocation_id"] == allocation
+            assert (await _identify.identify(b.service, token) or {})["allocation_id"] == allocation
             assert (await b.service.trial(1))["state"] == "RUNNING"
             assert (await b.service.master())["slots_in_use"] == [0]
-            await b.service.kill(1)
+            await _steering.kill(b.service, 1)
             assert await b.ended(1) == "CANCELED"
 
     asyncio.run(main())
@@ -132,10 +136,10 @@ def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_path: Pa
             number = await b.create(SINGLE, preemption_timeout=50)
             await b.until(lambda: b.engine.running)
             allocation = b.engine.running[0]
-            await b.service.pause(number)
+            await _steering.pause(b.service, number)
             await asyncio.sleep(0.05)
             await dies(b)
-            assert await b.service.preemption(allocation, 60) is True
+            assert await _signalled.preemption(b.service, allocation, 60) is True
             await b.until(lambda: b.engine.graces[allocation] < 50)
             assert 40 < b.engine.graces[allocation] < 50
             assert (await b.service.experiment(number))["state"] == "PAUSED"
@@ -208,7 +212,7 @@ def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None
         async with bench(tmp_path, deaf) as b:
             content = bytes(1_000_000)
             digest = await b.store.write(lambda conn: contexts.put(conn, content))
-            paths = await asyncio.gather(*(context_file(b.service._hub, digest) for _ in range(20)))
+            paths = await asyncio.gather(*(context_file(b.service, digest) for _ in range(20)))
             assert {path and path.read_bytes() for path in paths} == {content}
             assert [p.name for p in (tmp_path / "master" / "contexts").iterdir()] == [f"{digest}.tgz"]
 

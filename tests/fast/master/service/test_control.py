@@ -15,6 +15,7 @@ import pytest
 from det_core import storage
 from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
+from det_core.master.service import _continue, _patch, _retention, _steering
 from det_core.master.service._retention import due
 from support.mastered import Bench, bench, config_of, train
 from support.scripted_trials import Script, Trial
@@ -41,15 +42,15 @@ def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         number = await b.create({"name": "random", "max_length": 3, "max_trials": 4, "max_concurrent_trials": 2})
         await b.until(lambda: len(b.engine.launched) > 1)
-        await b.service.cancel(number)
+        await _steering.cancel(b.service, number)
         assert await b.ended(number) == "CANCELED"
-        view = await b.service.continue_experiment(number)
+        view = await _continue.continue_experiment(b.service, number)
         assert view["state"] == "ACTIVE"
         assert await b.ended(number) == "COMPLETED"
         assert [t["state"] for t in await b.service.trials(number)] == ["COMPLETED"] * 4
         await b.check_replay(number)
         with pytest.raises(WrongState, match="complete"):
-            await b.service.continue_experiment(number)
+            await _continue.continue_experiment(b.service, number)
 
     with_bench(tmp_path, train, check)
 
@@ -63,8 +64,8 @@ def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
         assert await b.ended(number) == "COMPLETED"
         assert [t["state"] for t in await b.service.trials(number)] == ["ERROR", "COMPLETED"]
         with pytest.raises(WrongState, match="has ended"):
-            await b.service.pause(number)
-        await b.service.continue_experiment(number)
+            await _steering.pause(b.service, number)
+        await _continue.continue_experiment(b.service, number)
         assert await b.ended(number) == "COMPLETED"
         assert [t["state"] for t in await b.service.trials(number)] == ["COMPLETED", "COMPLETED"]
         await b.check_replay(number)
@@ -123,10 +124,10 @@ def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> N
         best = await b.service.best_checkpoint(number)
         assert best is not None and (best["trial_id"], best["steps_completed"]) == (1, 2)
 
-        await b.service.delete_checkpoints([best["uuid"]])
+        await _retention.delete(b.service, [best["uuid"]])
         while await gone() < 4:
             await asyncio.sleep(0.01)
-        await b.service.delete_experiment(number)
+        await _retention.delete_experiment(b.service, number)
         while stored(folder) or await b.service.experiments():
             await asyncio.sleep(0.01)
         with pytest.raises(NotFound):
@@ -153,8 +154,8 @@ def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(tmp_path: Path,
         place = {"type": "directory", "container_path": str(folder)}
         counts = {"save_experiment_best": best, "save_trial_best": trial_best, "save_trial_latest": 0}
         search = {"name": "random", "max_length": 2, "max_trials": 2}
-        retain = b.service._hub.runner.retain
-        b.service._hub.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
+        retain = b.service.runner.retain
+        b.service.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
         number = await b.create(search, checkpoint_storage={**place, **counts})
         assert await b.ended(number) == "COMPLETED"
         before = await b.service.best_checkpoint(number)
@@ -175,7 +176,7 @@ def test_retention_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         place = {"type": "directory", "container_path": str(folder)}
         number = await b.create(SINGLE, checkpoint_storage={**place, **config_of({})["checkpoint_storage"]})
-        b.service._hub.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
+        b.service.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
         assert await b.ended(number) == "COMPLETED"
         assert stored(folder) == 3
         b.dying.dead.set()
@@ -200,11 +201,11 @@ def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
         assert await b.ended(number) == "COMPLETED"
         with monkeypatch.context() as patched:
             patched.setattr(storage.DirectoryStore, "delete", refuse)
-            await b.service.delete_experiment(number)
+            await _retention.delete_experiment(b.service, number)
             while (view := await b.service.experiment(number))["state"] == "DELETING":
                 await asyncio.sleep(0.01)
         assert view["state"] == "DELETE_FAILED" and "3 checkpoint(s)" in str(view["error"])
-        await b.service.delete_experiment(number)
+        await _retention.delete_experiment(b.service, number)
         while await b.service.experiments():
             await asyncio.sleep(0.01)
 
@@ -242,11 +243,11 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
             assert await b.ended(number) == "COMPLETED"
         with monkeypatch.context() as patched:
             patched.setattr(storage.DirectoryStore, "remove_folder", refuse)
-            await b.service.delete_experiment(first)
+            await _retention.delete_experiment(b.service, first)
             while (view := await b.service.experiment(first))["state"] == "DELETING":
                 await asyncio.sleep(0.01)
         assert view["state"] == "DELETE_FAILED" and "event files could not be deleted: " in str(view["error"])
-        await b.service.delete_experiment(first)
+        await _retention.delete_experiment(b.service, first)
         while len(await b.service.experiments()) > 1:
             await asyncio.sleep(0.01)
         assert chosen.is_dir()
@@ -259,11 +260,13 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
 def test_delete_beside_continue_does_one_of_them(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         s = b.service
-        for first in (s.delete_experiment, s.continue_experiment) * 2:
+        delete = _retention.delete_experiment
+        go_on = _continue.continue_experiment
+        for first in (delete, go_on) * 2:
             number = await b.create(SINGLE)
             assert await b.ended(number) == "COMPLETED"
-            second = s.continue_experiment if first == s.delete_experiment else s.delete_experiment
-            answers = await asyncio.gather(first(number), second(number), return_exceptions=True)
+            second = go_on if first is delete else delete
+            answers = await asyncio.gather(first(s, number), second(s, number), return_exceptions=True)
             assert [type(answer) for answer in answers].count(WrongState) == 1, answers
             deleted = number not in [view["id"] for view in await s.experiments()]
             assert deleted or (await s.experiment(number))["state"] in ("DELETING", "ACTIVE", "COMPLETED")
@@ -280,11 +283,11 @@ def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoint(tmp
         heir = await s.create_experiment(config_of({**SINGLE, "source_trial_id": trial["id"]}), activate=False)
         number = heir["experiment"]["id"]
         with pytest.raises(WrongState, match=f"experiment {number} has not ended, and starts from its checkpoint"):
-            await s.delete_experiment(source)
+            await _retention.delete_experiment(s, source)
         assert (await s.experiment(source))["state"] == "COMPLETED"
-        await s.kill(number)
+        await _steering.kill(s, number)
         assert await b.ended(number) == "CANCELED"
-        await s.delete_experiment(source)
+        await _retention.delete_experiment(s, source)
         with pytest.raises((Invalid, NotFound)):
             await s.create_experiment(config_of({**SINGLE, "source_checkpoint_uuid": str(trial["latest_checkpoint"])}))
 
@@ -323,21 +326,21 @@ def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         assert created["experiment"]["state"] == "PAUSED" and not b.engine.launched
         with pytest.raises(Conflict, match="mine"):
             await s.create_experiment(config_of(SINGLE), external_id="mine")
-        for early in (s.delete_experiment, s.archive, s.continue_experiment):
+        for early in (_retention.delete_experiment, _steering.archive, _continue.continue_experiment):
             with pytest.raises(WrongState):
-                await early(number)
-        view = await s.patch_experiment(number, name="new", description="d", labels=["b"], priority=7)
+                await early(s, number)
+        view = await _patch.patch_experiment(s, number, name="new", description="d", labels=["b"], priority=7)
         assert (view["name"], view["description"], view["labels"], view["priority"]) == ("new", "d", ["b"], 7)
         with pytest.raises(Invalid, match="priority"):
-            await s.set_priority(number, 0)
+            await _steering.set_priority(s, number, 0)
         with pytest.raises(Invalid, match="bucket"):
-            await s.patch_experiment(number, checkpoint_storage={"bucket": "b"})
-        await s.pause(number)
-        await s.activate(number)
+            await _patch.patch_experiment(s, number, checkpoint_storage={"bucket": "b"})
+        await _steering.pause(s, number)
+        await _steering.activate(s, number)
         assert await b.ended(number) == "COMPLETED"
-        await s.archive(number)
+        await _steering.archive(s, number)
         assert [e["id"] for e in await s.experiments(archived=True, labels=["b"], name="ne")] == [number]
-        await s.unarchive(number)
+        await _steering.unarchive(s, number)
         assert await s.experiments(archived=True) == []
         assert await s.context_archive(number) == b""
         state = await s.search_state(number)
@@ -376,7 +379,7 @@ def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path:
         number = await b.create(SINGLE, preemption_timeout=600)
         await b.until(lambda: b.engine.running)
         assert (await b.service.experiment(number))["stopping_trials"] == 0
-        await b.service.pause(number)
+        await _steering.pause(b.service, number)
         view, (trial,) = await b.service.experiment(number), await b.service.trials(number)
         assert (view["state"], trial["state"], view["stopping_trials"]) == ("PAUSED", "PAUSED", 1)
         assert trial["allocation_id"] is not None and view["stop_by_time"] == trial["stop_by_time"]

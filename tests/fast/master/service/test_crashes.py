@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from det_core.master.service import _steering
 from support.mastered import Bench, bench, train
 
 ASHA = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 3}
@@ -17,8 +18,8 @@ async def search(b: Bench) -> int:
     """Run a short search, paused and activated on its way."""
     number = await b.do(lambda s: b.create(ASHA))
     await b.until(lambda: b.engine.launched or b.dying.dead.is_set())
-    await b.do(lambda s: s.pause(number))
-    await b.do(lambda s: s.activate(number))
+    await b.do(lambda s: _steering.pause(s, number))
+    await b.do(lambda s: _steering.activate(s, number))
     assert await b.ended(number) == "COMPLETED"
     await b.check_replay(number)
     return number

@@ -15,7 +15,7 @@ from det_core.errors import StoreError
 from det_core.master._errors import Invalid
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._journals import left
-from det_core.master.service import Service, _runner
+from det_core.master.service import Service, _runner, _steering
 from support.journals import open_journal
 from support.mastered import Bench, bench
 from support.scripted_trials import Trial
@@ -109,13 +109,13 @@ async def check_alive(b: Bench) -> None:
     for allocation_id in list(b.engine.running):
         b.engine.kill_process(allocation_id)
     for number in numbers:
-        await b.service.kill(number)
+        await _steering.kill(b.service, number)
         assert await b.ended(number) in ("CANCELED", "ERROR", "COMPLETED")
     number = await b.create(BY_LENGTH)
     await b.until(lambda: b.engine.launched[-1].experiment_id == number)
     b.engine.kill_process(b.engine.running[0])
     await b.until(lambda: b.engine.running)
-    await b.service.kill(number)
+    await _steering.kill(b.service, number)
     assert await b.ended(number) == "CANCELED"
 
 
@@ -227,7 +227,7 @@ def test_loop_that_fails_begins_again(tmp_path: Path, monkeypatch: pytest.Monkey
                     yield event
 
             monkeypatch.setattr(b.engine, "events", failing_once)
-            b.service._hub.runner.watch()
+            b.service.runner.watch()
             await b.until(lambda: len(calls) == 2)
             b.engine.kill_process(trial.spec.allocation_id)
             await b.until(lambda: b.engine.running)

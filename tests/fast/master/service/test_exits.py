@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from det_core.master.service import _steering
 from support.mastered import Bench, bench, config_of, train
 from support.scripted_trials import Trial
 
@@ -97,7 +98,7 @@ def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: 
         await b.until(lambda: len(b.engine.running) == 2)
         first, second = b.engine.launched
         b.engine.kill_process(first.allocation_id)
-        await b.service.kill_trial(second.trial_id)
+        await _steering.kill_trial(b.service, second.trial_id)
         assert await b.ended(number) == "COMPLETED"
         one, two = await b.service.trials(number)
         assert (one["state"], one["restarts"]) == ("COMPLETED", 1)
@@ -118,7 +119,7 @@ def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
         first, second = await b.create(SINGLE), await b.create(SINGLE)
         await b.until(lambda: b.engine.running)
         assert len(b.engine.launched) == 1
-        await b.service.set_priority(second, 1)
+        await _steering.set_priority(b.service, second, 1)
         assert await b.ended(second) == "COMPLETED" and await b.ended(first) == "COMPLETED"
         assert [s.experiment_id for s in b.engine.launched] == [first, second, first]
 
@@ -186,7 +187,7 @@ def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tm
         ]
         await b.die()
         await b.start(at=1, after=True)
-        task = asyncio.create_task(b.service.activate(number))
+        task = asyncio.create_task(_steering.activate(b.service, number))
         for _ in range(20):
             await asyncio.wait_for(b.dying.dead.wait(), 10)
             await b.die()
@@ -233,14 +234,14 @@ def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None
 
     async def check(b: Bench) -> None:
         number = await b.create(SINGLE, max_restarts=0)
-        await b.until(lambda: any(a.preempt_time for a in b.service._hub.live.allocations.values()))
+        await b.until(lambda: any(a.preempt_time for a in b.service.live.allocations.values()))
         b.engine.kill_process(b.engine.running[0])
         assert await b.ended(number) == "COMPLETED"
         done = await only(b, number)
         assert (done["state"], done["error"]) == ("COMPLETED", None)
         canceled = await b.create(SINGLE, max_restarts=0)
         await b.until(lambda: b.engine.running)
-        await b.service.cancel(canceled)
+        await _steering.cancel(b.service, canceled)
         b.engine.kill_process(b.engine.running[0])
         assert await b.ended(canceled) == "CANCELED"
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from det_core.master._errors import WrongState
+from det_core.master.service import _steering
 from support.mastered import Bench, bench, train
 
 ASHA = {"name": "async_halving", "max_length": 9, "num_rungs": 3, "divisor": 3, "max_trials": 5}
@@ -28,9 +29,9 @@ async def trouble(b: Bench, number: int, chance: random.Random, times: int) -> N
             await b.revive()
         if what == "pause":
             with contextlib.suppress(WrongState):  # it may end meanwhile
-                await b.service.pause(number)
+                await _steering.pause(b.service, number)
                 await asyncio.sleep(chance.random() * 0.03)
-                await b.service.activate(number)
+                await _steering.activate(b.service, number)
 
 
 def course(kept: dict[str, Any]) -> dict[str, Any]:

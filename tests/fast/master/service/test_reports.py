@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.master.service import _identify, _signalled, _steering
 from det_core.master.store import tokens
 from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
@@ -83,7 +84,7 @@ def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path
         assert (await s.operation(number))["completed"]
         kept = await b.record(trial.spec.experiment_id)
         assert [e["kind"] for e, _ in kept["events"]].count("completed") == 1
-        assert await s.preemption(trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
+        assert await _signalled.preemption(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
 
     with_bench(tmp_path, deaf, check)
 
@@ -96,11 +97,11 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         number = await b.create(SINGLE)
         await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
         old, s = b.engine.launched[0], b.service
-        assert await s.identify(old.session_token) is None
+        assert await _identify.identify(s, old.session_token) is None
         token = b.engine.launched[1].session_token
-        assert (await s.identify(token) or {})["trial_id"] == old.trial_id
+        assert (await _identify.identify(s, token) or {})["trial_id"] == old.trial_id
         await b.store.write(lambda conn: tokens.revoke(conn, allocation_id=b.engine.launched[1].allocation_id))
-        assert await s.identify(token) is not None, "it is not looked up again while the allocation lives"
+        assert await _identify.identify(s, token) is not None, "it is not looked up again while the allocation lives"
         late: list[Awaitable[object]] = [
             s.report_metrics(old.trial_id, 1, "training", 1, {"loss": 1.0}),
             s.journal(old.trial_id, 1, 0, []),
@@ -110,7 +111,7 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
             s.early_exit(old.trial_id, "INVALID_HP", allocation_id=old.allocation_id),
             s.set_status(old.trial_id, "x", allocation_id=old.allocation_id),
             s.set_metadata(old.trial_id, {}, allocation_id=old.allocation_id),
-            s.ack_preemption(old.allocation_id),
+            _signalled.acknowledge(s, old.allocation_id),
             s.register_checkpoint(
                 "u", old.task_id, allocation_id=old.allocation_id, metadata={"steps_completed": 1}, resources={}
             ),
@@ -118,8 +119,8 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         for call in late:
             with pytest.raises(Fenced):
                 await call
-        assert await s.preemption(old.allocation_id, 60) is False
-        await s.kill(number)
+        assert await _signalled.preemption(s, old.allocation_id, 60) is False
+        await _steering.kill(s, number)
         await b.ended(number)
         with pytest.raises(Fenced):
             await s.report_metrics(old.trial_id, 2, "training", 1, {"loss": 1.0})
@@ -191,9 +192,9 @@ def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
             await s.report_metrics(number, 1, "a.b", 2, {"loss": 0.75})
         with pytest.raises(Invalid, match="no run 2 yet"):
             await s.report_metrics(number, 2, "training", 2, {"loss": 0.75})
-        await s.pause(1)
+        await _steering.pause(s, 1)
         await b.until(lambda: not b.engine.running)
-        await s.activate(1)
+        await _steering.activate(s, 1)
         await b.until(lambda: b.engine.running)
         await s.report_metrics(number, 2, "training", 2, {"loss": 0.25})
         rows = await s.metrics([number], "training").read(100)
@@ -300,7 +301,7 @@ def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
         assert (await s.logs(number, after=page["lines"][0]["id"]))["lines"] == page["lines"][1:]
         await s.alert(1, number, "look", "here", "WARNING")
         assert (await s.logs_of_task(trial.spec.task_id))["lines"][-1]["log"] == "alert: look: here\n"
-        await s.kill(1)
+        await _steering.kill(s, 1)
         await b.ended(1)
         last = await s.logs(number, after=10**6, wait=30)
         assert last == {"lines": [], "ended": True}

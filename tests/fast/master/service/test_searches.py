@@ -62,7 +62,7 @@ def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> Non
             assert best["best_validation"]["metric"] == lowest
             view = await b.service.experiment(number)
             assert view["progress"] == 1.0
-            assert not b.service._hub.live.experiments and not b.service._hub.live.trials
+            assert not b.service.live.experiments and not b.service.live.trials
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from det_core.errors import StoreError
 from det_core.master._errors import MasterError, NotFound, Stopping
-from det_core.master.service import _actor, _retention
+from det_core.master.service import _actor, _retention, _signalled, _steering
 from support.mastered import bench, train
 from support.scripted_trials import Trial
 
@@ -40,11 +40,11 @@ def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
             number = (await b.service.create_experiment(b_config(), activate=False))["experiment"]["id"]
             Refusing(b.dying, 1)
             with pytest.raises(StoreError, match="disk is full"):  # answered 503: clients ask again
-                await b.service.activate(number)
+                await _steering.activate(b.service, number)
             assert (await b.service.experiment(number))["state"] == "PAUSED"
             await asyncio.sleep(0.05)
             assert not b.engine.launched, "nothing was done that was not kept"
-            await b.service.activate(number)
+            await _steering.activate(b.service, number)
             assert await b.ended(number) == "COMPLETED"
             await b.check_replay(number)
 
@@ -60,7 +60,7 @@ def b_config() -> dict[str, Any]:
 def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            actor = b.service._hub.actor
+            actor = b.service.actor
 
             def breaks(conn: Connection) -> None:
                 raise ArithmeticError("a broken write")
@@ -104,7 +104,7 @@ def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> 
         async with bench(tmp_path, train) as b:
             number = await b.create(SINGLE)
             await b.ended(number)
-            await b.service.delete_experiment(number)
+            await _retention.delete_experiment(b.service, number)
             refusing = Refusing(b.dying, 1)
             while True:
                 try:
@@ -124,7 +124,7 @@ def test_deletion_of_a_checkpoint_that_meets_a_database_error_is_tried_again(tmp
             task = (await b.service.create_trial(number, {}))["task_id"]
             await b.service.register_checkpoint("c", task, metadata={"steps_completed": 1}, resources={"f": 1})
             refusing = Refusing(b.dying, 1)
-            await b.service.delete_checkpoints(["c"])
+            await _retention.delete(b.service, ["c"])
             while (await b.service.checkpoint("c"))["state"] != "DELETED":
                 await asyncio.sleep(0.05)
             assert refusing.left == 0
@@ -163,14 +163,14 @@ def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
         async with bench(tmp_path, script) as b:
             number = await b.create(SINGLE)
             await b.until(lambda: b.engine.running)
-            poll = asyncio.create_task(b.service.preemption(b.engine.running[0], 60))
+            poll = asyncio.create_task(_signalled.preemption(b.service, b.engine.running[0], 60))
             waiter = asyncio.create_task(b.service.wait_experiment(number, 60))
             await asyncio.sleep(0.05)
             await b.service.stop()
             assert await poll is False
             assert (await waiter)["state"] == "ACTIVE"
             with pytest.raises(Stopping):
-                await b.service.pause(number)
+                await _steering.pause(b.service, number)
             assert b.engine.running, "trials go on"
 
     asyncio.run(main())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from det_core.master._errors import Fenced, Invalid, WrongState
+from det_core.master.service import _continue, _steering
 from support.mastered import bench, train
 
 CONFIG: dict[str, Any] = {"name": "mine", "searcher": {"name": "single", "metric": "loss", "max_length": 100000000}}
@@ -52,7 +53,12 @@ def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
                 await s.progress(trial, 0.5, is_raw=True)
             ended = await s.wait_experiment(number, 10)
             assert ended["state"] == "COMPLETED" and ended["best_metric"] == 0.5
-            for refused in (s.pause(number), s.kill(number), s.kill_trial(trial), s.continue_experiment(number)):
+            for refused in (
+                _steering.pause(s, number),
+                _steering.kill(s, number),
+                _steering.kill_trial(s, trial),
+                _continue.continue_experiment(s, number),
+            ):
                 with pytest.raises(WrongState):
                     await refused
             assert not b.engine.launched
