@@ -109,6 +109,27 @@ def test_map_rooms_exist() -> None:
     assert all(f"\n{target}:" in pages.page("Makefile") for target in re.findall(r"`make ([\w-]+)`", text))
 
 
+def test_protocol_has_every_section_that_the_source_cites() -> None:
+    sections = set(re.findall(r"^#+ ([0-9]+(?:\.[0-9]+)?)\.? ", pages.page("docs/protocol.md"), re.M))
+    sources = [*ROOT.glob("det_core/**/*.py"), *ROOT.glob("launchers/**/*.py")]
+    pattern = r"(?:§ ?|\bsections? |wire contract,? )([0-9]+(?:\.[0-9]+)?)\b"
+    cited = {number for path in sources for number in re.findall(pattern, path.read_text())}
+    assert len(cited) > 30
+    assert cited <= sections
+
+
+def test_protocol_describes_every_route() -> None:
+    from det_core.master.api._app import ROUTES
+
+    names = {"trial_id": "T", "experiment_id": "E", "allocation_id": "A", "resources_id": "R", "task_id": "TASK"}
+    names |= {"uuid": "UUID", "external_id": "ID"}
+    described = set(re.findall(r"`(/[^`? ]+)", pages.page("docs/protocol.md")))
+    routers = [router for routes in ROUTES for router in (routes.open, routes.user, routes.trial)]
+    paths = {route.path for router in routers for route in router.routes}
+    assert len(paths) > 50
+    assert {re.sub(r"{(\w+)(:\w+)?}", lambda match: names[match[1]], path) for path in paths} <= described
+
+
 def test_the_loop_is_one_of_twenty_lines_or_so() -> None:
     exact = pages.block("docs/core-api.md", "exact.py")
     loop = exact[exact.index("    for step in range(") :]
