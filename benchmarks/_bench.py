@@ -9,6 +9,7 @@ A benchmark is a module with a function that measures, and yields each table whe
 """
 
 import json
+import signal
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,6 +78,8 @@ def program(
         options.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
     more(options)
     args = options.parse_args()
+    # By an exception, so that what a benchmark has started is ended by its ``finally``, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     missed = 0
     for table in measure(args):
         text = str(table)
