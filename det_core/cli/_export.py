@@ -47,14 +47,14 @@ class Table:
                 self.conflicts.setdefault(f"{row.group}.{key}", set()).add((row.steps_completed, row.restart))
             yield row
 
-    def flat(self, title: str) -> Iterator[dict[str, Any]]:
+    def flat_rows(self, title: str) -> Iterator[dict[str, Any]]:
         """Yield each row, and each of its batches, as columns."""
-        from det_core.client._table import flat, flat_batches
+        from det_core.client._table import flatten_batches, flatten_row
 
         for row in self.rows(title):
-            yield flat(row, superseded=self.superseded, batches=self.batches)
+            yield flatten_row(row, superseded=self.superseded, batches=self.batches)
             if self.batches:
-                yield from flat_batches(row, superseded=self.superseded)
+                yield from flatten_batches(row, superseded=self.superseded)
 
     def _with_progress(self, title: str) -> Iterable[Row]:
         groups = self._run.groups() if self._group is None else [self._group]
@@ -93,10 +93,10 @@ def _open_output(output: str | None) -> Iterator[IO[bytes]]:
 
 def _write_csv(table: Table, out: IO[bytes]) -> None:
     """Write a line for each row under a head; lists as JSON, what a row lacks empty."""
-    columns = list(dict.fromkeys(name for row in table.flat("reading") for name in row))
+    columns = list(dict.fromkeys(name for row in table.flat_rows("reading") for name in row))
     text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
     try:
-        write_csv(columns or ["group", "steps_completed"], table.flat("writing"), text)
+        write_csv(columns or ["group", "steps_completed"], table.flat_rows("writing"), text)
     finally:
         text.detach()
 
@@ -132,7 +132,7 @@ def _write_parquet(table: Table, out: IO[bytes]) -> None:
     pyarrow = require("pyarrow", extra="data", purpose="export to parquet")
     parquet = require("pyarrow.parquet", extra="data", purpose="export to parquet")
     kinds: dict[str, str] = {}
-    for row in table.flat("reading"):
+    for row in table.flat_rows("reading"):
         for name, value in row.items():
             kinds[name] = _widen(kinds.get(name, "null"), value)
     types = {
@@ -144,7 +144,7 @@ def _write_parquet(table: Table, out: IO[bytes]) -> None:
         "json": pyarrow.string(),
     }
     schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
-    rows = table.flat("writing")
+    rows = table.flat_rows("writing")
     with parquet.ParquetWriter(out, schema) as writer:
         while batch := list(islice(rows, ROW_GROUP_ROWS)):
             arrays = [

@@ -171,7 +171,7 @@ def submit(
 ) -> Experiment | None:
     """Create an experiment and print its warnings; print the mistakes of its configuration and return None."""
     from det_core.client._create import create
-    from det_core.client._find import home_of
+    from det_core.client._runs import home_of
     from det_core.errors import ExperimentInvalid
 
     home = home_of(click.get_current_context().params.get("home"))

@@ -79,7 +79,7 @@ def up(
 ) -> None:
     """Start the master; leave one that runs already alone."""
     from det_core.client._embedded import ensure_master, living
-    from det_core.client._find import home_of
+    from det_core.client._runs import home_of
 
     folder = home_of(home)
     token = None if token_file is None else Path(token_file).absolute()
@@ -125,7 +125,7 @@ def status(master: str | None, home: str | None, as_json: bool) -> int:
     """Print whether the master runs, where, and how busy it is."""
     from det_core.client._address import locate, master_folder
     from det_core.client._embedded import has_died
-    from det_core.client._find import home_of
+    from det_core.client._runs import home_of
 
     address = locate(master, home=home)
     own = _own_facts(home, address)
@@ -194,7 +194,7 @@ def _ask(address: Address) -> dict[str, Any]:
 def down(home: str | None, as_json: bool) -> None:
     """Stop the master; trials go on."""
     from det_core.client._embedded import stop_master
-    from det_core.client._find import home_of
+    from det_core.client._runs import home_of
 
     folder = home_of(home)
     if home is None and (elsewhere := _elsewhere(folder)):

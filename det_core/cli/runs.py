@@ -66,7 +66,7 @@ def list_runs(name: str | None, limit: int | None, as_json: bool, home: str | No
         print_table(("RUN", "STATE", "STARTED", "RESUMED", "NAME"), rows)
         note_rest(len(runs) - len(shown), "runs")
     else:
-        from det_core.client._find import home_of
+        from det_core.client._runs import home_of
 
         note(f"no runs in {home_of(home)}")
 

@@ -22,14 +22,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from det_core.client._checkpoint import Checkpoint
-    from det_core.client._checkpoints import Checkpoints
-    from det_core.client._delete import delete_run
+    from det_core.client._checkpoints import Checkpoint, Checkpoints, checkpoints, delete_run
     from det_core.client._experiment import Experiment
     from det_core.client._managed import connect, create_experiment, experiment, experiments, trial
     from det_core.client._master import Master
-    from det_core.client._run import Run
-    from det_core.client._runs import checkpoints, run, runs
+    from det_core.client._runs import Run, run, runs
     from det_core.client._trial import Trial
 
 __all__ = [
@@ -51,16 +48,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Checkpoint": "_checkpoint",
+    "Checkpoint": "_checkpoints",
     "Checkpoints": "_checkpoints",
     "Experiment": "_experiment",
     "Master": "_master",
-    "Run": "_run",
+    "Run": "_runs",
     "Trial": "_trial",
-    "checkpoints": "_runs",
+    "checkpoints": "_checkpoints",
     "connect": "_managed",
     "create_experiment": "_managed",
-    "delete_run": "_delete",
+    "delete_run": "_checkpoints",
     "experiment": "_managed",
     "experiments": "_managed",
     "run": "_runs",

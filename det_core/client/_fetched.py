@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from det_core.client._checkpoint import Checkpoint
-from det_core.client._checkpoints import Checkpoints
+from det_core.client._checkpoints import Checkpoint, Checkpoints
 from det_core.errors import CheckpointError, CheckpointNotFound
 from det_core.journal import ambiguous_id, match_id
 from det_core.storage import open_store
