@@ -1,7 +1,7 @@
-"""Wrong and right ports below `det-core check-resume`: how many are told, how many by their cause first.
+"""Wrong and right ports below `det-core check-resume`: how many are detected, how many by their cause first.
 
 The wrong ones are right scripts with one mistake each; the right ones are scripts of the tests, the pages and the
-examples, of which none may be told anything. A mistake counts as told when the check finds something, or the API says
+examples, of which none may get a finding. A mistake counts as detected when the check finds something, or the API says
 it while the script runs.
 """
 
