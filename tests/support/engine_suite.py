@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.journal import Journal
-from det_core.master.engines import Engine, ExitReport, LaunchSpec, LogLine
+from det_core.master.engines import Cause, Engine, ExitReport, LaunchSpec, LogLine
 
 PATIENCE = 90.0
 FOREVER = "while :; do sleep 0.1; done"
@@ -57,7 +57,7 @@ class EngineSuite(ABC):
                 for name, (_, status, signum) in cases.items():
                     exit = await bench.end_of(name)
                     assert (exit.status, exit.signal) == (status, signum), name
-                    assert exit.started and not exit.killed and not exit.lost
+                    assert exit.cause is Cause.NONE
                     assert exit.clean == (name == "ok")
                     assert exit.detail
                 assert bench.ended[key("bad")][0].last_lines == ("why",)
@@ -141,7 +141,7 @@ class EngineSuite(ABC):
                 await bench.engine.kill(key("a"))
                 await bench.engine.kill(key("a"))
                 exit = await bench.end_of("a")
-                assert exit.killed and exit.started
+                assert exit.cause is Cause.CANCELLED
                 assert not [pid for pid in numbers(tmp_path / "pids") if alive(pid)]
 
         self.run(work())
@@ -153,7 +153,7 @@ class EngineSuite(ABC):
             async with self.bench(tmp_path) as bench:
                 await bench.engine.launch(spec("a", script))
                 exit = await bench.end_of("a")
-                assert (exit.status, exit.killed) == (7, False)
+                assert (exit.status, exit.cause) == (7, Cause.NONE)
                 assert not [pid for pid in numbers(tmp_path / "pids") if alive(pid)]
 
         self.run(work())
@@ -167,8 +167,8 @@ class EngineSuite(ABC):
                     await bench.line_of(name, "ready")
                     await bench.engine.terminate(key(name), 0.8)
                 quick, slow = await bench.end_of("quick"), await bench.end_of("slow")
-                assert (quick.status, quick.killed) == (4, False)
-                assert slow.killed
+                assert (quick.status, quick.cause) == (4, Cause.NONE)
+                assert slow.cause is Cause.CANCELLED
                 await bench.engine.kill(key("quick"))
                 await bench.engine.kill("1.unknown.1")
 
@@ -183,7 +183,8 @@ class EngineSuite(ABC):
                 await bench.engine.terminate(key("a1"), 0.3)
                 await asyncio.gather(*during, bench.engine.launch(spec("a2", FOREVER)))
                 await bench.engine.kill(key("a2"))
-                assert all([(await bench.end_of(f"a{i}")).killed for i in range(3)])
+                causes = [(await bench.end_of(f"a{i}")).cause for i in range(3)]
+                assert causes == [Cause.CANCELLED] * 3
 
         self.run(work())
 
@@ -260,7 +261,7 @@ class EngineSuite(ABC):
             async with self.bench(tmp_path) as bench:
                 await bench.engine.launch(spec("a", "echo it ran", context=context))
                 exit = await bench.end_of("a")
-                assert not exit.started and not exit.lost and not exit.killed
+                assert exit.cause is Cause.REFUSED
                 assert "../out.txt" in exit.detail
                 assert key("a") not in bench.lines
 
@@ -356,8 +357,7 @@ class EngineSuite(ABC):
                 await second.engine.forget(key("a"))
                 await second.engine.forget("1.unknown.1")
             async with self.bench(tmp_path, known={key("a"): None}) as third:
-                lost = await third.end_of("a")
-                assert lost.lost and not lost.started
+                assert (await third.end_of("a")).cause is Cause.NOT_STARTED
 
         self.run(work())
 
@@ -381,8 +381,8 @@ class EngineSuite(ABC):
                 await first.engine.terminate(key("later"), 0.5)
             async with self.bench(tmp_path, known={key("now"): None, key("later"): None}) as second:
                 await second.engine.kill(key("now"))
-                assert (await second.end_of("now")).killed
-                assert (await second.end_of("later")).killed
+                assert (await second.end_of("now")).cause is Cause.CANCELLED
+                assert (await second.end_of("later")).cause is Cause.CANCELLED
 
         self.run(work())
 

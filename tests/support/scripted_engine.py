@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from det_core.master.engines import Ended, ExitReport, LaunchSpec, Listener
+from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener
 
 
 @dataclass
@@ -33,7 +33,7 @@ class ScriptedEngine:
         self.listener = listener
         for allocation_id in known:
             if allocation_id not in self.running:
-                self._ended(allocation_id, ExitReport(None, None, False, True, True, "the machine started anew"))
+                self._ended(allocation_id, ExitReport(None, None, Cause.LOST, "the machine started anew"))
 
     async def launch(self, spec: LaunchSpec) -> None:
         """Note it."""
@@ -64,7 +64,8 @@ class ScriptedEngine:
         self, allocation_id: str, status: int | None = 0, *, signal: int | None = None, killed: bool = False
     ) -> None:
         """End the script with that status or by that signal; to be called on the loop."""
-        report = ExitReport(None if signal else status, signal, killed, True, False, "as the test says")
+        cause = Cause.CANCELLED if killed else Cause.NONE
+        report = ExitReport(None if signal else status, signal, cause, "as the test says")
         self._ended(allocation_id, report)
 
     def _ended(self, allocation_id: str, report: ExitReport) -> None:

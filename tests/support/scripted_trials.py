@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from det_core.master._errors import Fenced, Stopping
-from det_core.master.engines import Ended, ExitReport, LaunchSpec, Listener
+from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener
 from det_core.master.service import Service, _signalled
 
 T = TypeVar("T")
@@ -159,11 +159,11 @@ class ScriptedTrials:
 
     def kill_process(self, allocation_id: str, *, signal: int = 9) -> None:
         """Kill the process of an allocation, as ``kill -9`` does."""
-        self._end(allocation_id, ExitReport(None, signal, False, True, False, f"killed by signal {signal}"))
+        self._end(allocation_id, ExitReport(None, signal, Cause.NONE, f"killed by signal {signal}"))
 
-    def lose(self, allocation_id: str) -> None:
-        """Lose an allocation: its supervisor was killed, or its machine rebooted."""
-        self._end(allocation_id, ExitReport(None, None, False, True, True, "its supervisor was killed"))
+    def lose(self, allocation_id: str, cause: Cause = Cause.LOST) -> None:
+        """Lose an allocation: its supervisor was killed, or its machine is gone."""
+        self._end(allocation_id, ExitReport(None, None, cause, "its supervisor was killed"))
 
     async def stop(self) -> None:
         """End all that runs."""
@@ -180,12 +180,12 @@ class ScriptedTrials:
         self.listener, self._queue = listener, asyncio.Queue()
         for allocation_id in list(self._running):
             if allocation_id not in known:
-                self._end(allocation_id, ExitReport(None, 9, True, True, False, "nobody knows it"))
+                self._end(allocation_id, ExitReport(None, 9, Cause.CANCELLED, "nobody knows it"))
         for allocation_id in known:
             if allocation_id in self._ended:
                 self._aside(self._hand_over(allocation_id, listener, self._queue))
             elif allocation_id not in self._running:
-                report = ExitReport(None, None, False, False, True, "it was never launched")
+                report = ExitReport(None, None, Cause.NOT_STARTED, "it was never launched")
                 self._ended[allocation_id] = report
                 self._queue.put_nowait(Ended(allocation_id, report))
 
@@ -201,13 +201,13 @@ class ScriptedTrials:
 
     async def kill(self, allocation_id: str) -> None:
         """End it, as killed by the master."""
-        self._end(allocation_id, ExitReport(None, 9, True, True, False, "killed by the master"))
+        self._end(allocation_id, ExitReport(None, 9, Cause.CANCELLED, "killed by the master"))
 
     async def terminate(self, allocation_id: str, grace: float) -> None:
         """Kill it in a while."""
         self.graces[allocation_id] = grace
         if allocation_id in self._running and grace < 100:
-            report = ExitReport(None, 9, True, True, False, "killed by the master after its grace")
+            report = ExitReport(None, 9, Cause.CANCELLED, "killed by the master after its grace")
             self._timers[allocation_id] = asyncio.get_running_loop().call_later(grace, self._end, allocation_id, report)
 
     async def events(self) -> AsyncIterator[Ended]:
@@ -234,7 +234,7 @@ class ScriptedTrials:
             raise
         except Exception as e:
             status, detail = 1, f"{type(e).__name__}: {e}"
-        self._end(trial.spec.allocation_id, ExitReport(status, None, False, True, False, detail, (detail,)))
+        self._end(trial.spec.allocation_id, ExitReport(status, None, Cause.NONE, detail, (detail,)))
 
     def _end(self, allocation_id: str, report: ExitReport) -> None:
         task = self._running.pop(allocation_id, None)

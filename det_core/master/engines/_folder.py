@@ -79,7 +79,7 @@ class AllocationFolder:
 
     def write_exit(self, **facts: object) -> None:
         """Write how it ended, where no supervisor could."""
-        write_exit(str(self.path), {"status": None, "signal": None, "killed": False, **facts})
+        write_exit(str(self.path), {"status": None, "signal": None, "killed": False, "started": False, **facts})
 
     @contextmanager
     def lock(self) -> Iterator[int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from det_core import _clock
 from det_core._env import child_environment
+from det_core.master._errors import MasterError
 from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
 from det_core.master.engines._folder import AllocationFolder
@@ -20,8 +21,9 @@ from det_core.master.engines._hook import HOOK, create_venv, hook_command
 from det_core.master.engines._protocol import Ended, LaunchSpec, Listener
 from det_core.master.engines._slots import Slots
 from det_core.master.engines._variables import free_place, variables, write_info
-from det_core.master.engines._verdict import never_launched
+from det_core.master.engines._verdict import Seen, never_launched
 from det_core.master.engines._watch import RETRY, Watch
+from det_core.master.scheduler import Cause
 
 logger = logging.getLogger("det_core")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -82,15 +84,17 @@ class LocalEngine:
         try:
             await asyncio.to_thread(self._lay_out, folder, spec, place)
             if watch.asked:
-                folder.write_exit(killed=True, started=False, lost=False, error="it was killed before it began")
+                folder.write_exit(cause=Cause.CANCELLED, error="it was killed before it began")
             else:
                 watch.pid = await asyncio.to_thread(_spawn, folder, appear=self._appear)
                 watch.order()
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
-            watch.refused = f"it cannot be started: {e}"
-            with suppress(OSError):  # the next master will say that it was lost
-                folder.write_exit(started=False, lost=False, error=watch.refused)
+            # What a ticket says stays as it is; a disk or an interpreter may be there at the next try.
+            cause = Cause.REFUSED if isinstance(e, (ValueError, MasterError)) else Cause.NOT_STARTED
+            watch.seen = Seen(cause, f"it cannot be started: {e}")
+            with suppress(OSError):  # the next master will report that it did not begin
+                folder.write_exit(cause=cause, error=watch.seen.detail)
         self._watch(watch)
 
     async def kill(self, allocation_id: str) -> None:

@@ -1,20 +1,31 @@
-"""How an allocation ended, by what is left of it."""
+"""Verdicts: how an allocation ended, by what is left of it."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._log_reader import last_lines
 from det_core.master.engines._protocol import ExitReport
+from det_core.master.scheduler import Cause
+
+_WARNED = (Cause.TAKEN, Cause.TIME, Cause.MEMORY)
+"""Causes of which a script may have been warned, so that it ended before they did."""
+
+
+class Seen(NamedTuple):
+    """What an engine saw of an end, or of a start that failed."""
+
+    cause: Cause
+    detail: str
 
 
 @dataclass(frozen=True)
 class Files:
-    """What the files of an allocation say. A script may have written anything into them.
+    """Content of the files of an allocation. A script may have written anything into them.
 
     Attributes:
         exit: Content of ``exit.json``; None without one.
@@ -32,43 +43,54 @@ class Files:
         return cls(folder.exit(), "script" in folder.processes(), last_lines(folder.log))
 
 
-def verdict(files: Files, seen: str | None, asked: bool, now: float) -> ExitReport:
+def verdict(files: Files, seen: Seen | None, asked: bool, now: float) -> ExitReport:
     """Return how an allocation ended whose processes are gone.
 
     Args:
-        files: What its files say.
-        seen: Why the engine could not start it; None if it could.
+        files: Content of its files. What they say of the script's end holds, whatever the engine saw.
+        seen: What the engine saw; None if that is nothing.
         asked: Whether the engine was asked to kill it, and its time was over.
         now: Time to report if the files have none, in seconds since the epoch.
     """
     facts = files.exit
     if facts is None or not _is_end(facts):
-        return ExitReport(
-            status=None,
-            signal=None,
-            killed=asked and seen is None,
-            started=files.began,
-            lost=seen is None and not asked,
-            detail=seen or _lost(files.began),
-            last_lines=files.last_lines,
-            time=now,
-        )
-    killed = bool(facts.get("killed")) or (asked and bool(facts.get("lost")))
-    return ExitReport(
-        status=facts.get("status"),
-        signal=facts.get("signal"),
-        killed=killed,
-        started=bool(facts.get("started")),
-        lost=bool(facts.get("lost")) and not killed,
-        detail=_detail(facts, killed),
-        last_lines=files.last_lines,
-        time=float(facts.get("time") or now),
-    )
+        end = _missing_end(files.began, seen, asked)
+        return ExitReport(None, None, end.cause, end.detail, files.last_lines, now)
+    status = facts.get("status")
+    cause = _cause(facts, seen)
+    detail = _detail(facts, cause)
+    if seen is not None and seen.cause in _WARNED:
+        detail = f"{detail}: {seen.detail}"
+    time = float(facts.get("time") or now)
+    return ExitReport(status, facts.get("signal"), cause, detail, files.last_lines, time)
 
 
 def never_launched(now: float) -> ExitReport:
     """Return the report of an allocation of which nothing is known."""
-    return ExitReport(None, None, killed=False, started=False, lost=True, detail="it was never launched", time=now)
+    return ExitReport(None, None, Cause.NOT_STARTED, "it was never launched", time=now)
+
+
+def _missing_end(began: bool, seen: Seen | None, asked: bool) -> Seen:
+    """Return the end of an allocation that no supervisor wrote down."""
+    if asked and (seen is None or seen.cause is Cause.LOST):
+        return Seen(Cause.CANCELLED, "it was killed by the master")
+    if seen is not None:
+        return seen
+    if began:
+        return Seen(Cause.LOST, "its supervisor was killed, or the machine was started anew")
+    return Seen(Cause.NOT_STARTED, "the master was killed while it was being launched")
+
+
+def _cause(facts: Mapping[str, Any], seen: Seen | None) -> Cause:
+    if facts.get("killed"):
+        return Cause.CANCELLED
+    if facts.get("cause") in tuple(Cause):
+        return Cause(facts["cause"])
+    if not facts.get("started"):
+        return Cause.NOT_STARTED
+    if seen is not None and seen.cause in _WARNED and facts.get("status") != 0:
+        return seen.cause
+    return Cause.NONE
 
 
 def _is_end(facts: Mapping[str, Any]) -> bool:
@@ -82,21 +104,13 @@ def _is_end(facts: Mapping[str, Any]) -> bool:
     return is_status and (number is None or (type(number) is int and 0 < number < 256))
 
 
-def _lost(began: bool) -> str:
-    if began:
-        return "its supervisor was killed, or the machine was started anew"
-    return "the master was killed while it was being launched"
-
-
-def _detail(facts: Mapping[str, Any], killed: bool) -> str:
-    by = ""
-    if killed:
-        by = " by the master"
+def _detail(facts: Mapping[str, Any], cause: Cause) -> str:
     if facts.get("error"):
         return str(facts["error"])
+    by = " by the master" if cause is Cause.CANCELLED else ""
     if facts.get("signal") is not None:
         return f"the script was killed{by} ({_name(facts['signal'])})"
-    if killed:
+    if cause is Cause.CANCELLED:
         return "the script was stopped by the master"
     return f"the script exited with status {facts.get('status')}"
 

@@ -17,7 +17,8 @@ from det_core.master.engines._journals import left
 from det_core.master.engines._log_reader import LogReader
 from det_core.master.engines._protocol import ExitReport, Listener
 from det_core.master.engines._supervisor._program import GRACE_PERIOD
-from det_core.master.engines._verdict import Files, verdict
+from det_core.master.engines._verdict import Files, Seen, verdict
+from det_core.master.scheduler import Cause
 
 logger = logging.getLogger("det_core")
 LOOK = 0.2
@@ -39,7 +40,7 @@ class Watch:
 
     Attributes:
         pid: its supervisor, if it is a child of this process.
-        refused: why it could not be started, if so.
+        seen: what was in the way of its start, if anything was.
         over: how it ended, once that was told.
     """
 
@@ -47,7 +48,7 @@ class Watch:
         self.allocation_id = allocation_id
         self.folder = folder
         self.pid: int | None = None
-        self.refused: str | None = None
+        self.seen: Seen | None = None
         self.over: ExitReport | None = None
         self._log = LogReader(folder.log, mark)
         self._asked_at: float | None = None
@@ -83,7 +84,10 @@ class Watch:
             args = (self.allocation_id, rank, records, restart)
             await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
         files = await asyncio.to_thread(Files.read, self.folder)
-        return verdict(files, self.refused, self.asked, _clock.now())
+        seen = self.seen
+        if seen is None and self.pid is not None:
+            seen = Seen(Cause.LOST, "its supervisor was killed")
+        return verdict(files, seen, self.asked, _clock.now())
 
     async def _catch_up(self, listener: Listener) -> None:
         """Hand over what an adopted allocation has reported while no master was there; it ships that itself later."""

@@ -1,6 +1,6 @@
 """The scheduler: pure decisions on who runs, what an exit means, what a trial does next, which checkpoints stay."""
 
-from det_core.master.scheduler._exits import ExitKind, Losses, Next, Step, TrialFacts, after_exit, classify
+from det_core.master.scheduler._exits import Cause, ExitKind, Losses, Next, Step, TrialFacts, after_exit, classify
 from det_core.master.scheduler._placement import (
     DEFAULT_PRIORITY,
     Decision,
@@ -14,6 +14,7 @@ from det_core.master.scheduler._states import Phase, State
 
 __all__ = [
     "DEFAULT_PRIORITY",
+    "Cause",
     "Decision",
     "ExitKind",
     "Kept",

@@ -15,6 +15,30 @@ _SIGNALS_OF_OTHERS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTE
 """Signals that others send; a program gets the rest for what it does itself."""
 
 
+class Cause(str, Enum):
+    """Cause of an allocation's end, other than its script; an engine reports it."""
+
+    NONE = "NONE"
+    """The script ended by itself; its status or its signal says how."""
+    LOST = "LOST"
+    """The machine or the supervisor was lost, so that nobody knows how the script ended."""
+    TAKEN = "TAKEN"
+    """The cluster took the machine back."""
+    TIME = "TIME"
+    """The time limit of its job in the cluster was reached."""
+    MEMORY = "MEMORY"
+    """The machine ran out of memory, or the job reached its limit."""
+    CANCELLED = "CANCELLED"
+    """An order ended it: the master's, or one that somebody gave to the cluster."""
+    REFUSED = "REFUSED"
+    """It cannot run as it was asked for; the next try would be refused, too."""
+    NOT_STARTED = "NOT_STARTED"
+    """Its script never began, although nobody stopped it."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class ExitKind(str, Enum):
     """Kind of an allocation's end."""
 
@@ -31,7 +55,9 @@ class ExitKind(str, Enum):
     TERMINATED = "terminated"
     """A signal from outside ended it, as ``kill -9`` and want of memory do: a failure, but not its own."""
     TRANSIENT = "transient"
-    """The machine or its supervisor was lost, so that nobody knows how it ended."""
+    """Its machine was lost or taken back, or its time limit was reached after it had saved."""
+    REFUSED = "refused"
+    """It can never run."""
 
     def __str__(self) -> str:
         return self.value
@@ -39,32 +65,49 @@ class ExitKind(str, Enum):
     @property
     def is_error(self) -> bool:
         """Whether it counts as an error."""
-        return self in (ExitKind.FAILED, ExitKind.TERMINATED, ExitKind.TRANSIENT)
+        return self in (ExitKind.FAILED, ExitKind.TERMINATED, ExitKind.TRANSIENT, ExitKind.REFUSED)
 
 
-def classify(*, killed: bool, acked: bool, begun: bool, lost: bool, status: int | None, signal: int | None) -> ExitKind:
+def classify(
+    cause: Cause,
+    status: int | None = None,
+    signal: int | None = None,
+    *,
+    killed: bool = False,
+    acked: bool = False,
+    tried: bool = True,
+    saved: bool = False,
+) -> ExitKind:
     """Return the kind of an allocation's end: the first row of the table that applies.
 
     Args:
+        cause: Cause that the engine reported.
+        status: Exit status; None if there is none.
+        signal: Signal that ended it, or None.
         killed: Whether the master killed it while it ran: a kill, or a pause or cancel of an allocation that was not
             ready or took longer than its preemption timeout.
         acked: Whether the script acknowledged a preemption or the end of its operations.
-        begun: Whether anybody began to start it.
-        lost: Whether nobody knows how it ended.
-        status: Exit status; None if there is none.
-        signal: Signal that ended it, or None.
+        tried: Whether this master tried to start it. If an earlier master recorded it and did not live to start it,
+            that it never began is nobody's failure.
+        saved: Whether it saved a checkpoint.
     """
     if killed:
         return ExitKind.KILLED
     if acked:
         return ExitKind.PREEMPTED
-    if not begun:
-        return ExitKind.ABORTED
-    if lost:
+    if cause is Cause.REFUSED:
+        return ExitKind.REFUSED
+    if cause is Cause.NOT_STARTED:
+        return ExitKind.FAILED if tried else ExitKind.ABORTED
+    if cause in (Cause.LOST, Cause.TAKEN):
         return ExitKind.TRANSIENT
-    if signal in _SIGNALS_OF_OTHERS:
+    if cause is Cause.TIME:
+        return ExitKind.TRANSIENT if saved else ExitKind.FAILED
+    if status == 0 and signal is None:
+        return ExitKind.STOPPED
+    if cause in (Cause.MEMORY, Cause.CANCELLED) or signal in _SIGNALS_OF_OTHERS:
         return ExitKind.TERMINATED
-    return ExitKind.STOPPED if status == 0 and signal is None else ExitKind.FAILED
+    return ExitKind.FAILED
 
 
 @dataclass
@@ -141,12 +184,12 @@ class Next:
 def after_exit(trial: TrialFacts, kind: ExitKind) -> Next:
     """Return what a trial does next: the first row of the table that applies.
 
-    It differs from the wire contract's table in five points. A trial that acknowledges a preemption that nobody asked
+    It differs from the wire contract's table in six points. A trial that acknowledges a preemption that nobody asked
     for, with an operation left, is allocated again, but counts as restarted: it would go on for ever otherwise. A trial
     that ended for its hyperparameters is reported to its search as ``invalid_hp``, however its process ended. One that
     was to end anyway does not fail because something from outside was quicker. And one that is lost again and again
-    without a new checkpoint counts as failing: it may be what brings its machine down. And one that acknowledges that
-    it has no operation left, and then fails, has failed.
+    without a new checkpoint counts as failing: it may be what brings its machine down. One that acknowledges that it
+    has no operation left, and then fails, has failed. And one that an engine refuses to run is not tried again.
     """
     if trial.state.stopping:
         return _end(trial, State.ERROR if kind is ExitKind.FAILED else trial.state.end)
@@ -155,6 +198,8 @@ def after_exit(trial: TrialFacts, kind: ExitKind) -> Next:
     fails_after_ack = kind is ExitKind.PREEMPTED and trial.failed
     if trial.closed and trial.op_complete:
         return _end(trial, State.ERROR if kind is ExitKind.FAILED or fails_after_ack else State.COMPLETED)
+    if kind is ExitKind.REFUSED:
+        return _end(trial, State.ERROR)
     if kind is ExitKind.TRANSIENT and trial.lost <= MAX_LOSSES:
         return _again(trial, trial.restarts)
     if kind.is_error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from det_core.master.scheduler import ExitKind, State, Step, TrialFacts, after_exit, classify
+from det_core.master.scheduler import Cause, ExitKind, State, Step, TrialFacts, after_exit, classify
 from det_core.master.service import _trials
 from det_core.master.store import allocations, key_values, tokens, trials
 
@@ -26,24 +26,29 @@ def log_mark(allocation_id: str) -> str:
     return f"log mark of {allocation_id}"
 
 
-def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport) -> None:
-    """Take the end of an allocation into account. One that is known to have ended changes nothing."""
+def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport, *, saved: bool = False) -> None:
+    """Take the end of an allocation into account. One that is known to have ended changes nothing.
+
+    Args:
+        hub, tx: where.
+        allocation_id: the allocation.
+        report: how it ended.
+        saved: whether it saved a checkpoint.
+    """
     tx.then(hub.runner.forget, allocation_id)
     allocation = hub.live.allocations.pop(allocation_id, None)
     if allocation is None:
         return
     trial = allocation.trial
     trial.allocation = None
-    # An allocation that this master tried to start in vain counts as a failure, so that its trial ends some day; one
-    # that an earlier master recorded and did not live to start is nobody's.
-    begun = report.started or hub.runner.tried(allocation.id)
     kind = classify(
-        killed=allocation.kill_time is not None or report.killed,
+        report.cause,
+        report.status,
+        report.signal,
+        killed=allocation.kill_time is not None or (report.cause is Cause.CANCELLED and allocation.ending),
         acked=allocation.acked,
-        begun=begun,
-        lost=report.lost,
-        status=report.status,
-        signal=report.signal,
+        tried=hub.runner.tried(allocation.id),
+        saved=saved,
     )
     has_failed = kind.is_error or (kind is ExitKind.PREEMPTED and _failed(report))
     _write(tx, allocation, report, kind)
@@ -86,10 +91,7 @@ def _follow(hub: Hub, tx: Transaction, trial: LiveTrial, after: Next, error: str
 
 def _failed(report: ExitReport) -> bool:
     """Return whether a process that acknowledged that it is about to exit failed by itself then."""
-    kind = classify(
-        killed=False, acked=False, begun=report.started, lost=report.lost, status=report.status, signal=report.signal
-    )
-    return kind is ExitKind.FAILED
+    return classify(report.cause, report.status, report.signal, tried=False) is ExitKind.FAILED
 
 
 def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind: ExitKind) -> None:

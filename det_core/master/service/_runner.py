@@ -13,9 +13,9 @@ from det_core import _clock
 from det_core._standalone.files import write_atomic
 from det_core.config import entrypoint_command
 from det_core.master._errors import is_content_error
-from det_core.master.engines import Ended, ExitReport, LaunchSpec
+from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec
 from det_core.master.service import _exits, _retention, _unrecorded
-from det_core.master.store import contexts
+from det_core.master.store import checkpoints, contexts
 
 if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
@@ -125,7 +125,7 @@ class Runner:
         except Exception as e:
             LOG.error("allocation %s could not be started: %s", spec.allocation_id, e, exc_info=e)
             detail = f"it could not be started: {type(e).__name__}: {e}"
-            report = ExitReport(None, None, False, False, False, detail, time=_clock.now())
+            report = ExitReport(None, None, Cause.NOT_STARTED, detail, time=_clock.now())
             hub.actor.post(lambda tx: _exits.ended(hub, tx, spec.allocation_id, report))
             return
         allocation = hub.live.allocations.get(spec.allocation_id)
@@ -166,11 +166,13 @@ class Runner:
     async def _take_end(self, event: Ended) -> None:
         """Register the checkpoints that an allocation left, then decide what follows from its end."""
         hub = self._hub
+        saved = False
         while True:
             try:
                 doubt = await _unrecorded.make_up(hub, event.allocation_id)
                 if doubt is not None:
                     await _unrecorded.look(hub, doubt)
+                saved = event.exit.cause is Cause.TIME and await self._has_saved(event.allocation_id)
                 break
             except Exception as e:
                 if is_content_error(e):
@@ -178,16 +180,21 @@ class Runner:
                     break
                 LOG.warning("allocation %s: cannot look for its checkpoints, retrying: %s", event.allocation_id, e)
                 await asyncio.sleep(RETRY_INTERVAL)
-        hub.actor.post(partial(_take, hub, event.allocation_id, event.exit))
+        hub.actor.post(lambda tx: _exits.ended(hub, tx, event.allocation_id, event.exit, saved=saved))
+
+    async def _has_saved(self, allocation_id: str) -> bool:
+        """Return whether an allocation saved a checkpoint."""
+        allocation = self._hub.live.allocations.get(allocation_id)
+        if allocation is None:
+            return False
+        trial_id = allocation.trial.id
+        latest = await self._hub.store.read(lambda conn: checkpoints.latest(conn, trial_id))
+        return latest is not None and latest.uuid != allocation.latest_checkpoint
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             LOG.error("%s failed", task.get_name(), exc_info=task.exception())
-
-
-def _take(hub: Hub, allocation_id: str, report: ExitReport, tx: Any) -> None:
-    _exits.ended(hub, tx, allocation_id, report)
 
 
 async def _keep_running(loop: Callable[[], Awaitable[None]], name: str) -> None:

@@ -77,7 +77,7 @@ class Supervisor:
         end_descendants()
         self._drain()
         self._log.close()
-        facts.update(killed=self._killed, lost=False, lost_bytes=self._log.lost, time=time.time())
+        facts.update(killed=self._killed, lost_bytes=self._log.lost, time=time.time())
         write_exit(self._folder, facts)
 
     def _start(self) -> int:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from det_core.master.engines import Cause
 from support.engine_suite import archive, key, spec
 from support.engines import Local, run, texts
 
@@ -58,7 +59,7 @@ def test_hook_that_fails_ends_the_run_with_its_status(tmp_path: Path) -> None:
                 archive(context, {"startup-hook.sh": hook})
                 await bench.engine.launch(spec(name, "echo script", context=context))
                 exit = await bench.end_of(name)
-                assert (exit.status, exit.started, exit.killed) == (5, True, False)
+                assert (exit.status, exit.cause) == (5, Cause.NONE)
                 assert exit.last_lines == ("why", "startup-hook.sh exited with status 5")
 
     run(work())
@@ -73,7 +74,7 @@ def test_hook_is_ended_by_a_kill(tmp_path: Path) -> None:
             await bench.engine.launch(spec("a", "echo script", context=context))
             await bench.line_of("a", "in the hook")
             await bench.engine.kill(key("a"))
-            assert (await bench.end_of("a")).killed
+            assert (await bench.end_of("a")).cause is Cause.CANCELLED
             assert "script" not in texts(bench, key("a"))
 
     run(work())

@@ -81,13 +81,14 @@ def check(folder: Path, names: list[str]) -> None:
         exits = [entry for entry in record if entry["kind"] == "ended" and entry["id"] == name]
         lives = [entry["life"] for entry in exits]
         assert lives and len(set(lives)) == len(lives), f"{name} ended {len(lives)} times"
-        assert all(entry["exit"] == exits[0]["exit"] for entry in exits if not entry["exit"]["lost"])
+        assert all(entry["exit"] == exits[0]["exit"] for entry in exits if entry["exit"]["cause"] == "NONE")
         lines = [line for entry in record if entry["kind"] == "logs" and entry["id"] == name for line in entry["lines"]]
         assert lines == [f"line {i}" for i in range(1, len(lines) + 1)]
         if exits[0]["exit"]["status"] == 3:
             assert len(lines) == COUNT
         else:
-            assert exits[0]["exit"]["lost"] or exits[0]["exit"]["signal"] == signal.SIGKILL, exits
+            exit = exits[0]["exit"]
+            assert exit["cause"] in ("LOST", "NOT_STARTED") or exit["signal"] == signal.SIGKILL, exits
         assert not _left(AllocationFolder(folder / "home" / "master" / "allocations" / name))
     alive = [pid for pid in (folder / "pids").read_text().split() if Path(f"/proc/{pid}").exists()]
     assert not [pid for pid in alive if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core.master.engines import _watch
+from det_core.master.engines import Cause, _watch
 from det_core.master.engines._folder import AllocationFolder
 from support.disks import fill, small_disk
 from support.engine_suite import FOREVER, Bench, alive, key, numbers, spec, until
@@ -56,7 +56,7 @@ def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, watched: boo
 
     async def check(bench: Bench) -> None:
         exit = await bench.end_of("a")
-        assert exit.lost and exit.started and not exit.killed
+        assert exit.cause is Cause.LOST
         assert "supervisor was killed" in exit.detail
         assert not [pid for pid in numbers(pids) if alive(pid)]
 
@@ -82,7 +82,7 @@ def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(tmp_path: Path, m
             suspend(found["supervisor"])
             await bench.engine.kill(key("a"))
             exit = await bench.end_of("a")
-            assert exit.killed and not exit.lost
+            assert exit.cause is Cause.CANCELLED
             assert not [pid for pid in found.values() if alive(pid)]
 
     run(work())
@@ -97,7 +97,7 @@ def test_signals_to_the_supervisor_do_not_end_it(tmp_path: Path) -> None:
             await asyncio.sleep(0.2)
             await bench.engine.kill(key("a"))  # the script gets SIGTERM first, and its trap works
             exit = await bench.end_of("a")
-            assert (exit.status, exit.killed) == (9, True)
+            assert (exit.status, exit.cause) == (9, Cause.CANCELLED)
             assert "got it" in texts(bench, key("a"))
 
     run(work())
@@ -113,7 +113,7 @@ def test_processes_that_multiply_are_ended(tmp_path: Path) -> None:
             await bench.engine.launch(spec("a", f"exec sh {tmp_path}/grow.sh"))
             await until(lambda: len(numbers(pids)) > 20)
             await bench.engine.kill(key("a"))
-            assert (await bench.end_of("a")).killed
+            assert (await bench.end_of("a")).cause is Cause.CANCELLED
             await asyncio.sleep(0.1)
             assert not [pid for pid in numbers(pids) if alive(pid)]
 
@@ -175,8 +175,7 @@ def test_a_launch_that_a_death_cut_short_is_lost(tmp_path: Path) -> None:
 
     async def work() -> None:
         async with Local().bench(tmp_path, known={key("a"): None}) as bench:
-            exit = await bench.end_of("a")
-            assert exit.lost and not exit.started
+            assert (await bench.end_of("a")).cause is Cause.NOT_STARTED
 
     run(work())
 
@@ -188,7 +187,7 @@ def test_what_cannot_be_written_is_told_as_an_end(tmp_path: Path) -> None:
             (tmp_path / "home" / "master" / "allocations").write_text("in the way")
             await bench.engine.launch(spec("a"))
             exit = await bench.end_of("a")
-            assert not exit.started and not exit.lost
+            assert exit.cause is Cause.NOT_STARTED
             assert str(tmp_path) in exit.detail
             await bench.engine.forget(key("a"))
             await bench.engine.launch(spec("a"))
@@ -219,7 +218,7 @@ def test_a_disk_that_is_full_at_the_end_keeps_no_end_from_being_known(tmp_path: 
             fill(tmp_path / "home")
             (tmp_path / "full").touch()
             exit = await bench.end_of("a")
-            assert (exit.status, exit.lost) == (0, False)
+            assert (exit.status, exit.cause) == (0, Cause.NONE)
 
     with small_disk(tmp_path / "home", "2m"):
         run(work())

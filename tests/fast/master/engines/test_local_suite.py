@@ -6,7 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from det_core.master.engines import Engine, LocalEngine, Slots
+from det_core.master.engines import Cause, Engine, LocalEngine, Slots
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._hunt import _left
 from support.engine_suite import FOREVER, EngineSuite, key, spec
@@ -27,7 +27,7 @@ class TestLocalEngine(EngineSuite):
                 await bench.engine.launch(spec("next", "exit 0"))
                 assert (await bench.end_of("next")).clean
                 report = await bench.end_of("gone")
-                assert report.lost and not report.clean
+                assert report.cause is Cause.LOST
                 assert _left(AllocationFolder(folder)) == set(), "no process of it is left"
 
         self.run(work())

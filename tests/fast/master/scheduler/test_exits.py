@@ -8,17 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from det_core.master.scheduler import Cause, Losses, Next, State, Step, TrialFacts, after_exit, classify
 from det_core.master.scheduler import ExitKind as K
-from det_core.master.scheduler import Losses, Next, State, Step, TrialFacts, after_exit, classify
 
 OTHERS = [kind for kind in K if not kind.is_error]
 OUTSIDE = [K.TERMINATED, K.TRANSIENT]
-
-
-def kind_of(status: int | None = None, signal: int | None = None, **more: bool) -> K:
-    """Return the kind of an end; by default of a process that was begun and that nobody stopped."""
-    facts = {"killed": False, "acked": False, "begun": True, "lost": False} | more
-    return classify(status=status, signal=signal, **facts)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +20,21 @@ def kind_of(status: int | None = None, signal: int | None = None, **more: bool) 
     [
         ({"killed": True, "signal": 9}, K.KILLED),
         ({"killed": True, "acked": True, "status": 0}, K.KILLED),
-        ({"killed": True, "lost": True}, K.KILLED),
+        ({"killed": True, "cause": Cause.LOST}, K.KILLED),
         ({"acked": True, "status": 0}, K.PREEMPTED),
         ({"acked": True, "status": 1}, K.PREEMPTED),
         ({"acked": True, "signal": 9}, K.PREEMPTED),
-        ({"begun": False}, K.ABORTED),
-        ({"begun": False, "lost": True}, K.ABORTED),
-        ({"lost": True}, K.TRANSIENT),
+        ({"cause": Cause.NOT_STARTED}, K.FAILED),
+        ({"cause": Cause.NOT_STARTED, "tried": False}, K.ABORTED),
+        ({"cause": Cause.REFUSED}, K.REFUSED),
+        ({"cause": Cause.LOST}, K.TRANSIENT),
+        ({"cause": Cause.LOST, "acked": True}, K.PREEMPTED),
+        ({"cause": Cause.TAKEN, "signal": 15}, K.TRANSIENT),
+        ({"cause": Cause.TIME, "signal": 15}, K.FAILED),
+        ({"cause": Cause.TIME, "signal": 15, "saved": True}, K.TRANSIENT),
+        ({"cause": Cause.MEMORY, "status": 137}, K.TERMINATED),
+        ({"cause": Cause.MEMORY, "status": 0}, K.STOPPED),
+        ({"cause": Cause.CANCELLED, "status": 1}, K.TERMINATED),
         ({"status": 0}, K.STOPPED),
         ({"status": 1}, K.FAILED),
         ({"signal": 11}, K.FAILED),
@@ -42,11 +44,11 @@ def kind_of(status: int | None = None, signal: int | None = None, **more: bool) 
     ],
 )
 def test_classify_goes_by_the_first_row_that_applies(facts: dict[str, Any], kind: K) -> None:
-    assert kind_of(**facts) is kind
+    assert classify(**{"cause": Cause.NONE, **facts}) is kind
 
 
 def test_only_failures_are_errors() -> None:
-    assert {kind for kind in K if kind.is_error} == {K.FAILED, *OUTSIDE}
+    assert {kind for kind in K if kind.is_error} == {K.FAILED, K.REFUSED, *OUTSIDE}
 
 
 def test_losses_from_the_same_checkpoint_add_up() -> None:
@@ -121,6 +123,11 @@ def test_row_4_a_fault_of_the_machine_is_not_counted() -> None:
     assert after_exit(trial(State.PAUSED), K.TRANSIENT) == Next(Step.WAIT, State.PAUSED, 1)
 
 
+def test_one_that_an_engine_refuses_is_not_tried_again() -> None:
+    assert after_exit(trial(restarts=0), K.REFUSED) == over(State.ERROR, "errored", restarts=0)
+    assert after_exit(trial(State.STOPPING_CANCELED), K.REFUSED) == over(State.CANCELED, "canceled")
+
+
 def test_row_4_faults_of_the_machine_are_counted_once_they_are_too_many_in_a_row() -> None:
     assert after_exit(trial(restarts=5, lost=5), K.TRANSIENT) == again(5)
     assert after_exit(trial(restarts=4, lost=6), K.TRANSIENT) == again(5)
@@ -166,7 +173,7 @@ def test_an_acknowledgement_without_reason_counts_as_a_restart() -> None:
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_matrix_of_exit_code_and_acknowledgement(status: int) -> None:
     def then(facts: TrialFacts, *, acked: bool) -> Next:
-        return after_exit(facts, kind_of(status, acked=acked))
+        return after_exit(facts, classify(Cause.NONE, status, acked=acked))
 
     silent = then(trial(), acked=False)
     assert silent == (over(State.COMPLETED, "completed") if status == 0 else again(2))

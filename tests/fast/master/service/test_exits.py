@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from det_core.master.engines import Cause
 from det_core.master.service import _steering
 from support.mastered import Bench, bench, config_of, train
 from support.scripted_trials import Trial
@@ -217,6 +218,23 @@ def test_one_that_gets_further_may_be_lost_as_often_as_it_is(tmp_path: Path) -> 
         number = await b.create({**SINGLE, "max_length": 20}, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
         assert [s.steps_completed for s in b.engine.launched] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+
+    with_bench(tmp_path, script, check)
+
+
+def test_time_limit_is_a_failure_unless_something_was_saved(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        run = trial.spec.trial_run_id
+        if run < 4:
+            await trial.checkpoint(run)
+        trial.engine.lose(trial.spec.allocation_id, Cause.TIME)
+        await asyncio.Event().wait()
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create({**SINGLE, "max_length": 20}, max_restarts=0)
+        assert await b.ended(number) == "ERROR"
+        assert [s.steps_completed for s in b.engine.launched] == [0, 1, 2, 3]
 
     with_bench(tmp_path, script, check)
 
