@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,10 +38,12 @@ class Transaction:
     Attributes:
         writes: what is to be written, in order.
         effects: what is to be done afterwards, in order; none of it may wait.
+        topics: what has changed, in order.
     """
 
     writes: list[Callable[[Connection], object]] = field(default_factory=list)
     effects: list[Callable[[], None]] = field(default_factory=list)
+    topics: dict[Hashable, None] = field(default_factory=dict)
 
     def write(self, work: Callable[..., object], *args: Any, **named: Any) -> None:
         """Have ``work(connection, …)`` write, in the order of these calls."""
@@ -50,6 +52,11 @@ class Transaction:
     def then(self, effect: Callable[..., None], *args: Any) -> None:
         """Have ``effect(…)`` done once everything is written."""
         self.effects.append(lambda: effect(*args))
+
+    def publish(self, *topics: Hashable) -> None:
+        """Have a change of each topic published once everything is written and done."""
+        for topic in topics:
+            self.topics[topic] = None
 
     def commit(self, connection: Connection) -> None:
         """Write all of it."""
@@ -74,15 +81,22 @@ class Actor:
         settle: called after each command, to decide what follows from it.
         conclude: called once for the commands of a transaction, to decide what follows from them all.
         reload: makes the live state anew from the store.
+        publish: called with the topics that a transaction has changed.
     """
 
     def __init__(
-        self, store: Store, settle: Command[None], conclude: Command[None], reload: Callable[[], Awaitable[None]]
+        self,
+        store: Store,
+        settle: Command[None],
+        conclude: Command[None],
+        reload: Callable[[], Awaitable[None]],
+        publish: Callable[..., None],
     ) -> None:
         self._store = store
         self._settle = settle
         self._conclude = conclude
         self._reload = reload
+        self._publish = publish
         self._queue: asyncio.Queue[_Asked | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._stale = False
@@ -184,6 +198,7 @@ class Actor:
             await self._store.write(tx.commit)
         for effect in tx.effects:
             effect()
+        self._publish(*tx.topics)
         for asked, answer in answers:
             _answer(asked, answer)
 

@@ -46,7 +46,7 @@ def begin(hub: Hub, tx: Transaction, trial: LiveTrial, slot_ids: tuple[int, ...]
         )
 
     tx.write(write)
-    tx.then(hub.signals.open, allocation.id)
+    tx.publish(("trial", trial.id))
     tx.then(hub.runner.launch, allocation.id, token)
 
 
@@ -59,8 +59,16 @@ def ask_to_stop(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: s
         return
     allocation.preempt_time = _clock.now()
     tx.write(allocations.change, allocation.id, preempt_time=allocation.preempt_time, preempt_reason=reason)
-    tx.then(hub.signals.say, allocation.id)
+    tx.publish(("allocation", allocation.id), ("trial", allocation.trial.id))
+    tx.then(_announce, hub, allocation.id)
     tx.then(hub.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
+
+
+def _announce(hub: Hub, allocation_id: str) -> None:
+    """Let the processes of an allocation learn of its preemption, which is recorded."""
+    allocation = hub.live.allocations.get(allocation_id)
+    if allocation is not None:
+        allocation.is_preempted = True
 
 
 def kill(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
@@ -68,6 +76,7 @@ def kill(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> 
     if allocation.kill_time is None:
         allocation.kill_time = _clock.now()
         tx.write(allocations.change, allocation.id, kill_time=allocation.kill_time, kill_reason=reason)
+        tx.publish(("trial", allocation.trial.id))
     tx.then(hub.runner.kill, allocation.id)
 
 

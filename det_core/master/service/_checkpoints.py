@@ -38,13 +38,13 @@ async def register(
     if allocation_id is not None and allocation_id not in hub.live.allocations:
         raise Fenced(f"checkpoint {uuid}: allocation {allocation_id} has ended")
 
-    def write(conn: Connection) -> bool:
+    def write(conn: Connection) -> int:
         trial = trials.by_task_id(conn, task_id)
         if trial is None:
             raise NotFound(f"checkpoint {uuid}: there is no trial of task {task_id}")
         if storage_id is not None and storages.get(conn, storage_id) is None:
             raise Invalid(f"checkpoint {uuid}: there is no storage {storage_id}")
-        return checkpoints.register(
+        checkpoints.register(
             conn,
             uuid,
             experiment_id=trial.experiment_id,
@@ -57,11 +57,13 @@ async def register(
             resources=resources,
             report_time=report_time,
         )
+        return trial.id
 
     try:
-        await hub.store.write(write)
+        trial_id = await hub.store.write(write)
     except StoreConflict as e:
         raise Conflict(str(e)) from None
+    hub.subscriptions.publish(("trial", trial_id))
 
 
 def check(uuid: str, metadata: Mapping[str, Any]) -> None:

@@ -47,6 +47,7 @@ async def continue_experiment(hub: Hub, experiment_id: int, override: str | None
     spec = await asyncio.to_thread(_changed, row, override)
     await hub.store.write(lambda conn: _reopen(conn, experiment_id, spec))
     await hub.actor.refresh()
+    hub.subscriptions.publish(("experiment", experiment_id))
     return await _queries.experiment(hub, experiment_id)
 
 

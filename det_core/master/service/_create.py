@@ -258,6 +258,7 @@ def _record(
             raise Conflict(f"an experiment of the external id {external_id!r} stands already")
 
     tx.write(write)
+    tx.publish(("experiment", experiment_id))
     if drafted.search is not None:
         experiment = LiveExperiment(
             id=experiment_id,

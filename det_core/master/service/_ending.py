@@ -30,6 +30,7 @@ def stop(hub: Hub, tx: Transaction, experiment: LiveExperiment, state: State, wh
         return
     experiment.state = experiment.state.after_order(state)
     tx.write(experiments.change, experiment.id, state=experiment.state.value, error=experiment.error)
+    tx.publish(("experiment", experiment.id))
     for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
         _trials.stop(hub, tx, trial, state, why)
     hub.live.touch(experiment)
@@ -61,5 +62,5 @@ def finish(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
     tx.write(_write, experiment.id, experiment.state, progress, experiment.error)
     tx.write(_retention.due, add=experiment.id)
     del hub.live.experiments[experiment.id]
-    tx.then(hub.news.tell, ("experiment", experiment.id))
+    tx.publish(("experiment", experiment.id))
     tx.then(hub.runner.retain, experiment.id)

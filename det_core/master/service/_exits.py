@@ -52,7 +52,7 @@ def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport, *, 
     )
     has_failed = kind.is_error or (kind is ExitKind.PREEMPTED and _failed(report))
     _write(tx, allocation, report, kind)
-    tx.then(hub.signals.close, allocation_id)
+    tx.publish(("allocation", allocation_id), ("trial", trial.id))
     after = after_exit(
         TrialFacts(
             state=trial.state,

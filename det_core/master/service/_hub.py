@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from det_core.master.service._live import Live
-from det_core.master.service._news import News
-from det_core.master.service._signals import Signals
+from det_core.master.service._subscriptions import Subscriptions
 
 if TYPE_CHECKING:
     from det_core.master._settings import MasterSettings
@@ -28,8 +27,7 @@ class Hub:
         engine: what runs allocations.
         settings: where the master is.
         live: what goes on; only the actor changes it.
-        signals: who waits for the word to stop.
-        news: who waits for an experiment's end, or for log lines.
+        subscriptions: changes, and the requests that wait for them.
         writing: held while a context archive becomes a file.
         deletions: held while a storage deletes something; one that hangs holds up no more than others to be deleted.
         actor: where decisions are made.
@@ -42,8 +40,7 @@ class Hub:
     engine: Engine
     settings: MasterSettings
     live: Live = field(default_factory=Live)
-    signals: Signals = field(default_factory=Signals)
-    news: News = field(default_factory=News)
+    subscriptions: Subscriptions = field(default_factory=Subscriptions)
     identities: dict[str, TokenView] = field(default_factory=dict)
     remarks: dict[int, tuple[float, list[str]]] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -48,7 +48,7 @@ class Ear:
             key_values.put(conn, log_mark(allocation_id), mark)
 
         await self._hub.store.write(write)
-        self._hub.news.tell(("log", task_id))
+        self._hub.subscriptions.publish(("log", task_id))
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take what a dead process left in its journal."""

@@ -29,6 +29,7 @@ class LiveAllocation:
         slot_ids: the slots it holds.
         ready: whether its processes run, so that it can be asked to stop; before, it can only be killed.
         preempt_time: when it was asked to stop; None: it was not.
+        is_preempted: whether that is recorded, so that its processes may learn it.
         acked: whether it said that it is about to exit.
         idle: whether it was told that there is nothing left to do.
         kill_time: when it was killed; None: it was not.
@@ -42,6 +43,7 @@ class LiveAllocation:
     slot_ids: tuple[int, ...]
     ready: bool = False
     preempt_time: float | None = None
+    is_preempted: bool = False
     acked: bool = False
     idle: bool = False
     kill_time: float | None = None

@@ -27,13 +27,13 @@ async def page(hub: Hub, task_id: str, after: int, limit: int, wait_for: float) 
         found = logs.after(conn, task_id, after, limit=limit)
         return LogPage(lines=[_line(line) for line in found], ended=row.end_time is not None and len(found) < limit)
 
-    with hub.news.watch(("log", task_id)) as watch:
-        while True:
-            found = await hub.store.read(look)
-            left = until - _clock.monotonic()
-            if found["lines"] or found["ended"] or left <= 0 or hub.news.stopped:
-                return found
-            await watch.wait(left)
+    while True:
+        cursor = hub.subscriptions.cursor
+        found = await hub.store.read(look)
+        left = until - _clock.monotonic()
+        if found["lines"] or found["ended"] or left <= 0 or hub.subscriptions.is_closed:
+            return found
+        await hub.subscriptions.wait(("log", task_id), cursor, left)
 
 
 def _line(row: LogRow) -> LogView:

@@ -59,6 +59,7 @@ def completed(hub: Hub, tx: Transaction, trial: LiveTrial, length: int, metric: 
     if trial.length == length and not trial.completed:
         trial.completed, trial.done[length] = True, metric
         tx.write(operations.complete, trial.id, length, metric)
+        tx.publish(("trial", trial.id))
         if not trial.reopened:
             trial.experiment.pending.append(Completed(trial.request_id, length, metric))
         hub.live.touch(trial.experiment)
@@ -99,6 +100,7 @@ async def _progress_of_unmanaged(hub: Hub, row: TrialRow, value: float, is_raw: 
     if not is_raw:
         value = value / whole if whole else 0.0
     await hub.store.write(lambda conn: trials.change(conn, row.id, progress=min(value, 1.0)))
+    hub.subscriptions.publish(("trial", row.id))
 
 
 def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool) -> None:
@@ -107,6 +109,7 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
     fraction = value if is_raw else value / whole if whole else 0.0
     units = value * whole if is_raw and whole else value
     tx.write(trials.change, trial.id, progress=min(max(fraction, 0.0), 1.0))
+    tx.publish(("trial", trial.id))
     search = trial.experiment.search
     if search is None or trial.reopened or (is_raw and not whole):
         return

@@ -74,6 +74,7 @@ async def patch_experiment(
         return data
 
     data = await hub.store.write(write)
+    hub.subscriptions.publish(("experiment", experiment_id))
     live = hub.live.experiments.get(experiment_id)
     if live is not None and data is not None:
         live.spec = Experiment(data, live.spec.warnings)

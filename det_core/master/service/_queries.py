@@ -61,14 +61,14 @@ async def experiment(hub: Hub, experiment_id: int) -> ExperimentView:
 async def wait(hub: Hub, experiment_id: int, timeout: float) -> ExperimentView:
     """An experiment once it has ended, or when the time is over."""
     until = _clock.monotonic() + timeout
-    with hub.news.watch(("experiment", experiment_id)) as watch:
-        while True:
-            view = await experiment(hub, experiment_id)
-            ended = view["end_time"] is not None and view["state"] != State.ACTIVE
-            left = until - _clock.monotonic()
-            if ended or left <= 0 or hub.news.stopped:
-                return view
-            await watch.wait(left)
+    while True:
+        cursor = hub.subscriptions.cursor
+        view = await experiment(hub, experiment_id)
+        ended = view["end_time"] is not None and view["state"] != State.ACTIVE
+        left = until - _clock.monotonic()
+        if ended or left <= 0 or hub.subscriptions.is_closed:
+            return view
+        await hub.subscriptions.wait(("experiment", experiment_id), cursor, left)
 
 
 async def find_trials(

@@ -165,6 +165,7 @@ def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> 
         slot_ids=tuple(row.slot_ids),
         ready=True if before is None else before.ready,
         preempt_time=row.preempt_time,
+        is_preempted=row.preempt_time is not None,
         acked=row.acked,
         idle=_may_be_idle(trial) if before is None else before.idle,
         kill_time=row.kill_time,
@@ -172,7 +173,7 @@ def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> 
         latest_checkpoint=row.latest_checkpoint,
     )
     trial.allocation = hub.live.allocations[row.id] = allocation
-    hub.signals.open(row.id, said=row.preempt_time is not None)
+    hub.subscriptions.publish(("allocation", row.id))
 
 
 def _may_be_idle(trial: LiveTrial) -> bool:

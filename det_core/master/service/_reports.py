@@ -70,6 +70,8 @@ async def journal(
         )
     except ValueError as e:
         raise Invalid(f"trial {trial_id}, journal of rank {rank}: {e}") from None
+    if any(record["kind"] == "metrics" for record in records):
+        hub.subscriptions.publish(("metrics", trial_id))
     if trial_id in hub.live.trials:
         await _warn(hub, trial_id, records)
         await steer(hub, trial_id, f"run {trial_run_id}", records, last_will=last_will)
@@ -126,6 +128,7 @@ async def report(
         raise Conflict(str(e)) from None
     except ValueError as e:
         raise Invalid(f"trial {trial_id}: {e}") from None
+    hub.subscriptions.publish(("metrics", trial_id))
     if group == VALIDATION and trial_id in hub.live.trials:
         record = {"kind": "metrics", "group": group, "metrics": avg_metrics, "steps_completed": steps_completed}
         await _warn(hub, trial_id, [record])
@@ -147,13 +150,14 @@ async def _write_log(hub: Hub, task_id: str, text: str) -> None:
     """Write a warning of the master to a trial's log."""
     line = logs.LogLine(task_id, text + "\n", _clock.now(), level="WARNING", stdtype="stderr", source="master")
     await hub.store.write(lambda conn: logs.append(conn, [line]))
-    hub.news.tell(("log", task_id))
+    hub.subscriptions.publish(("log", task_id))
 
 
 async def set_status(hub: Hub, trial_id: int, status: str, allocation_id: str | None) -> None:
     """Replace what is shown as a trial's doing."""
     await may_report(hub, trial_id, allocation_id)
     await hub.store.write(lambda conn: trials.change(conn, trial_id, status=status))
+    hub.subscriptions.publish(("trial", trial_id))
 
 
 async def may_report(hub: Hub, trial_id: int, allocation_id: str | None) -> None:
@@ -179,7 +183,7 @@ async def task_logs(hub: Hub, lines: Sequence[Mapping[str, Any]]) -> None:
         for line in lines
     ]
     await hub.store.write(lambda conn: logs.append(conn, kept))
-    hub.news.tell(*{("log", line.task_id) for line in kept})
+    hub.subscriptions.publish(*{("log", line.task_id) for line in kept})
 
 
 async def alert(hub: Hub, experiment_id: int, trial_id: int | None, title: str, description: str, level: str) -> None:
@@ -192,4 +196,4 @@ async def alert(hub: Hub, experiment_id: int, trial_id: int | None, title: str, 
     task_id = (await trial_row(hub, trial_id)).task_id
     line = logs.LogLine(task_id=task_id, log=text + "\n", timestamp=_clock.now(), level=level, source="alert")
     await hub.store.write(lambda conn: logs.append(conn, [line]))
-    hub.news.tell(("log", task_id))
+    hub.subscriptions.publish(("log", task_id))

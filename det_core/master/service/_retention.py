@@ -179,6 +179,7 @@ async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> boo
         LOG.warning("checkpoint %s could not be deleted: %s", row.uuid, e)
         return False
     await hub.store.write(lambda conn: checkpoints.set_resources(conn, row.uuid, left))
+    hub.subscriptions.publish(("trial", row.trial_id))
     return True
 
 
@@ -224,6 +225,7 @@ async def delete_experiment(hub: Hub, experiment_id: int) -> None:
     """
     await experiment_row(hub, experiment_id)
     if await hub.store.write(lambda conn: _begin_deletion(conn, experiment_id)):
+        hub.subscriptions.publish(("experiment", experiment_id))
         hub.runner.keep_running(partial(erase, hub, experiment_id), f"deletion of experiment {experiment_id}")
 
 
@@ -263,4 +265,4 @@ async def erase(hub: Hub, experiment_id: int) -> None:
         contexts.drop_unused(conn)
 
     await hub.store.write(write)
-    hub.news.tell(("experiment", experiment_id))
+    hub.subscriptions.publish(("experiment", experiment_id))

@@ -131,6 +131,7 @@ class Runner:
         allocation = hub.live.allocations.get(spec.allocation_id)
         if allocation is not None:
             allocation.ready = True
+            hub.subscriptions.publish(("trial", allocation.trial.id))
 
     def _spec(self, allocation_id: str, token: str) -> LaunchSpec:
         allocation = self._hub.live.allocations[allocation_id]

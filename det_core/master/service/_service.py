@@ -77,7 +77,7 @@ class Service(Hub):
 
     async def start(self) -> None:
         """Read what is in the store, adopt the allocations that still run, and go on."""
-        self.actor = Actor(self.store, self._settle, self._conclude, partial(reload, self))
+        self.actor = Actor(self.store, self._settle, self._conclude, partial(reload, self), self.subscriptions.publish)
         await reload(self)
         marks = await self.store.read(lambda conn: {a.id: key_values.get(conn, log_mark(a.id)) for a in alive(conn)})
         self.actor.start()
@@ -88,8 +88,7 @@ class Service(Hub):
     async def stop(self) -> None:
         """Decide nothing more. Allocations go on; the next :meth:`start` finds them."""
         await self.actor.stop()
-        self.signals.release()
-        self.news.stop()
+        self.subscriptions.close()
         await self.runner.stop()
 
     async def master(self) -> MasterView:

@@ -74,6 +74,7 @@ def _stays(experiment: LiveExperiment, state: State) -> bool:
 def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
     experiment.state = state
     tx.write(experiments.change, experiment.id, state=state.value)
+    tx.publish(("experiment", experiment.id))
 
 
 async def cancel(hub: Hub, experiment_id: int) -> None:
@@ -141,6 +142,7 @@ async def set_priority(hub: Hub, experiment_id: int, priority: int) -> None:
         experiment = live_experiment(hub, experiment_id)
         experiment.priority = priority
         tx.write(experiments.change, experiment_id, priority=priority)
+        tx.publish(("experiment", experiment_id))
         _schedule.reprioritise(hub, experiment_id)
 
     await hub.actor.do(command)
@@ -157,9 +159,11 @@ async def archive(hub: Hub, experiment_id: int) -> None:
     if experiment_id in hub.live.experiments or (row.unmanaged and row.end_time is None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): it cannot be archived yet")
     await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=True))
+    hub.subscriptions.publish(("experiment", experiment_id))
 
 
 async def unarchive(hub: Hub, experiment_id: int) -> None:
     """Undo :func:`archive`."""
     await experiment_row(hub, experiment_id)
     await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=False))
+    hub.subscriptions.publish(("experiment", experiment_id))

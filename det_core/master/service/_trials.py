@@ -44,6 +44,7 @@ def create(
         seed=seed,
         warm_start=trial.warm_start,
     )
+    tx.publish(("trial", trial.id))
     enqueue(hub, trial)
     return trial
 
@@ -81,6 +82,7 @@ def train_to(hub: Hub, tx: Transaction, trial: LiveTrial, length: int) -> None:
     trial.operations += 1
     trial.length, trial.completed = length, False
     tx.write(operations.add, trial.id, length)
+    tx.publish(("trial", trial.id))
     enqueue(hub, trial)
 
 
@@ -89,6 +91,7 @@ def close(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
     if not trial.closed:
         trial.closed = True
         tx.write(trials.change, trial.id, closed=True)
+        tx.publish(("trial", trial.id))
     retire(hub, tx, trial)
 
 
@@ -107,6 +110,7 @@ def set_state(tx: Transaction, trial: LiveTrial, state: State) -> None:
     if trial.state is not state:
         trial.state = state
         tx.write(trials.change, trial.id, state=state.value)
+        tx.publish(("trial", trial.id))
 
 
 def stop(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, why: str) -> None:
@@ -151,4 +155,4 @@ def end(
     else:
         experiment.pending.append(Exited(trial.request_id, reason))
     hub.live.touch(experiment)
-    tx.then(hub.news.tell, ("trial", trial.id), ("log", trial.task_id))
+    tx.publish(("trial", trial.id), ("log", trial.task_id))

@@ -74,13 +74,14 @@ async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], exter
         _follow(conn, experiment_id, State(trial.state))
 
     await hub.actor.do(command)
+    hub.subscriptions.publish(("trial", made[-1].id), ("experiment", experiment_id))
     return made[-1].id
 
 
 async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
     """Begin another attempt."""
 
-    def write(conn: Connection) -> StartView:
+    def write(conn: Connection) -> tuple[StartView, int]:
         row = _unmanaged(conn, trial_id)
         if row.run_id > 0 and not resume:
             raise WrongState(f"trial {trial_id} was started before; say resume to go on with it")
@@ -90,13 +91,16 @@ async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
         )
         _follow(conn, row.experiment_id, State.ACTIVE)
         latest = checkpoints.latest(conn, trial_id) if run_id > 1 else None
-        return StartView(
+        started = StartView(
             trial_run_id=run_id,
             steps_completed=0 if latest is None else latest.steps_completed,
             latest_checkpoint=None if latest is None else latest.uuid,
         )
+        return started, row.experiment_id
 
-    return await hub.store.write(write)
+    started, experiment_id = await hub.store.write(write)
+    hub.subscriptions.publish(("trial", trial_id), ("experiment", experiment_id))
+    return started
 
 
 async def apply_records(hub: Hub, trial_id: int, records: Sequence[Mapping[str, Any]], storage_id: int | None) -> None:
@@ -153,7 +157,7 @@ async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | No
         return row
 
     row = await hub.store.write(write)
-    hub.news.tell(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
+    hub.subscriptions.publish(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
 
 
 def _unmanaged(conn: Connection, trial_id: int) -> TrialRow:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from det_core.master._errors import Fenced, NotFound
-from det_core.master.service import _identify, _signalled, _steering
+from det_core.master.service import _identify, _preemption, _steering
 from det_core.master.service._runner import context_file
 from det_core.master.store import contexts
 from support.mastered import Bench, bench, train
@@ -46,37 +46,37 @@ def test_the_word_to_stop_wakes_every_poll_at_once_and_stays_said(tmp_path: Path
     async def main() -> None:
         async with bench(tmp_path, deaf) as b:
             allocation = await one(b)
-            assert await _signalled.preemption(b.service, allocation, 0) is False
-            assert await _signalled.preemption(b.service, allocation, 0.01) is False
-            polls = [asyncio.create_task(_signalled.preemption(b.service, allocation, 60)) for _ in range(1000)]
+            assert await _preemption.poll(b.service, allocation, 0) is False
+            assert await _preemption.poll(b.service, allocation, 0.01) is False
+            polls = [asyncio.create_task(_preemption.poll(b.service, allocation, 60)) for _ in range(1000)]
             await asyncio.sleep(0)
             before = time.process_time()
             await asyncio.sleep(0.5)
             assert time.process_time() - before < 0.25, "polls that wait cost nothing"
             await _steering.pause(b.service, 1)
             assert await asyncio.wait_for(asyncio.gather(*polls), 5) == [True] * 1000
-            assert await _signalled.preemption(b.service, allocation, 0) is True
+            assert await _preemption.poll(b.service, allocation, 0) is True
 
     asyncio.run(main())
 
 
 def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_signalled, "UNKNOWN_PAUSE", 0.05)
+    monkeypatch.setattr(_preemption, "UNKNOWN_PAUSE", 0.05)
 
     async def main() -> None:
         async with bench(tmp_path, deaf) as b:
             allocation = await one(b)
-            poll = asyncio.create_task(_signalled.preemption(b.service, allocation, 60))
+            poll = asyncio.create_task(_preemption.poll(b.service, allocation, 60))
             await asyncio.sleep(0.05)
             await _steering.kill(b.service, 1)
             assert await poll is True
             await b.ended(1)
-            assert await _signalled.preemption(b.service, allocation, 60) is False
+            assert await _preemption.poll(b.service, allocation, 60) is False
             with pytest.raises(Fenced):
-                await _signalled.rendezvous(b.service, allocation)
+                await _preemption.rendezvous(b.service, allocation)
             before = time.monotonic()
             with pytest.raises(NotFound):
-                await _signalled.preemption(b.service, "1.nobody.1", 60)
+                await _preemption.poll(b.service, "1.nobody.1", 60)
             assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
 
     asyncio.run(main())
@@ -86,7 +86,7 @@ def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, deaf, slots=2) as b:
             allocation = await one(b)
-            assert await _signalled.rendezvous(b.service, allocation) == {
+            assert await _preemption.rendezvous(b.service, allocation) == {
                 "addresses": ["127.0.0.1"],
                 "rank": 0,
                 "slots": [1],
@@ -99,7 +99,7 @@ def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, obedient) as b:
             allocation = await one(b)
-            await _signalled.pending(b.service, allocation)
+            await _preemption.pending(b.service, allocation)
             assert await b.ended(1) == "COMPLETED"
             (trial,) = await b.service.trials(1)
             assert (trial["trial_run_id"], trial["restarts"]) == (2, 0)
@@ -139,7 +139,7 @@ def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_path: Pa
             await _steering.pause(b.service, number)
             await asyncio.sleep(0.05)
             await dies(b)
-            assert await _signalled.preemption(b.service, allocation, 60) is True
+            assert await _preemption.poll(b.service, allocation, 60) is True
             await b.until(lambda: b.engine.graces[allocation] < 50)
             assert 40 < b.engine.graces[allocation] < 50
             assert (await b.service.experiment(number))["state"] == "PAUSED"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
-from det_core.master.service import _identify, _signalled, _steering
+from det_core.master.service import _identify, _preemption, _steering
 from det_core.master.store import tokens
 from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
@@ -84,7 +84,7 @@ def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path
         assert (await s.operation(number))["completed"]
         kept = await b.record(trial.spec.experiment_id)
         assert [e["kind"] for e, _ in kept["events"]].count("completed") == 1
-        assert await _signalled.preemption(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
+        assert await _preemption.poll(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
 
     with_bench(tmp_path, deaf, check)
 
@@ -111,7 +111,7 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
             s.early_exit(old.trial_id, "INVALID_HP", allocation_id=old.allocation_id),
             s.set_status(old.trial_id, "x", allocation_id=old.allocation_id),
             s.set_metadata(old.trial_id, {}, allocation_id=old.allocation_id),
-            _signalled.acknowledge(s, old.allocation_id),
+            _preemption.acknowledge(s, old.allocation_id),
             s.register_checkpoint(
                 "u", old.task_id, allocation_id=old.allocation_id, metadata={"steps_completed": 1}, resources={}
             ),
@@ -119,7 +119,7 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         for call in late:
             with pytest.raises(Fenced):
                 await call
-        assert await _signalled.preemption(s, old.allocation_id, 60) is False
+        assert await _preemption.poll(s, old.allocation_id, 60) is False
         await _steering.kill(s, number)
         await b.ended(number)
         with pytest.raises(Fenced):

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from det_core.errors import StoreError
 from det_core.master._errors import MasterError, NotFound, Stopping
-from det_core.master.service import _actor, _retention, _signalled, _steering
+from det_core.master.service import _actor, _preemption, _retention, _steering
 from support.mastered import bench, train
 from support.scripted_trials import Trial
 
@@ -163,7 +163,7 @@ def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
         async with bench(tmp_path, script) as b:
             number = await b.create(SINGLE)
             await b.until(lambda: b.engine.running)
-            poll = asyncio.create_task(_signalled.preemption(b.service, b.engine.running[0], 60))
+            poll = asyncio.create_task(_preemption.poll(b.service, b.engine.running[0], 60))
             waiter = asyncio.create_task(b.service.wait_experiment(number, 60))
             await asyncio.sleep(0.05)
             await b.service.stop()

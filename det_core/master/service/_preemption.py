@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from det_core import _clock
 from det_core.master._errors import NotFound
 from det_core.master.service import _allocations
 from det_core.master.service._access import live_allocation
@@ -19,16 +20,25 @@ UNKNOWN_PAUSE = 1.0
 """Seconds that somebody waits for the answer that an allocation does not exist, lest it asks again at once."""
 
 
-async def preemption(hub: Hub, allocation_id: str, timeout: float) -> bool:
-    """Return whether an allocation is to stop, after up to ``timeout`` seconds; False if it has ended.
+async def poll(hub: Hub, allocation_id: str, timeout: float) -> bool:
+    """Return whether an allocation is to stop, as soon as it is, or after ``timeout`` seconds.
+
+    A poll during which the allocation ends returns True, a later one False: stock clients poll in a loop.
 
     Raises:
         NotFound: If no allocation has this ID.
     """
-    if allocation_id not in hub.live.allocations:
+    allocation = hub.live.allocations.get(allocation_id)
+    if allocation is None:
         await know_allocation(hub, allocation_id)
         return False
-    return await hub.signals.wait(allocation_id, timeout)
+    until = _clock.monotonic() + timeout
+    while allocation is not None and not allocation.is_preempted:
+        cursor = hub.subscriptions.cursor
+        if not await hub.subscriptions.wait(("allocation", allocation_id), cursor, until - _clock.monotonic()):
+            return False
+        allocation = hub.live.allocations.get(allocation_id)
+    return True
 
 
 async def know_allocation(hub: Hub, allocation_id: str) -> None:
