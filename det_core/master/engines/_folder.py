@@ -15,6 +15,7 @@ from typing import Any
 from det_core._standalone.files import write_atomic
 from det_core.master.engines._protocol import LaunchSpec
 from det_core.master.engines._supervisor._program import EXIT, take_room, write_exit
+from det_core.master.engines._supervisor._segments import LOG
 
 _PARTS = ("info", "work", "journal", "stage")
 
@@ -28,7 +29,7 @@ class AllocationFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.log = path / "log.jsonl"
+        self.log = path / LOG
         self.journal = path / "journal"
 
     def create(self, spec: LaunchSpec, place: int) -> None:

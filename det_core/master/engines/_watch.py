@@ -14,7 +14,7 @@ from det_core import _clock
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._hunt import hunt, kill_supervisor
 from det_core.master.engines._journals import left
-from det_core.master.engines._log_reader import LogReader
+from det_core.master.engines._log_file import EVERY_LINE, Budget, LogFile
 from det_core.master.engines._protocol import ExitReport, Listener
 from det_core.master.engines._supervisor._program import GRACE_PERIOD
 from det_core.master.engines._verdict import Files, Seen, verdict
@@ -50,7 +50,7 @@ class Watch:
         self.pid: int | None = None
         self.seen: Seen | None = None
         self.over: ExitReport | None = None
-        self._log = LogReader(folder.log, mark)
+        self._passed = {(0, "supervisor"): int(mark or 0)}
         self._asked_at: float | None = None
 
     @property
@@ -121,12 +121,17 @@ class Watch:
         await self._reap()
 
     async def _carry(self, listener: Listener) -> None:
+        key = (0, "supervisor")
         more = True
         while more:
-            lines, more = self._log.read()
-            mark = self._log.mark
+            budget = Budget(1)
+            log = next((log for log in LogFile.find(self.folder.log) if log.key == key), None)
+            lines = [] if log is None else list(log.forward(self._passed[key], EVERY_LINE, budget, self._passed))
+            more = bool(lines)
             if lines:
-                await self._hand(lambda lines=lines, mark=mark: listener.logs(self.allocation_id, lines, mark))  # type: ignore[misc]
+                texts = [entry.line for entry in lines]
+                mark = str(self._passed[key])
+                await self._hand(lambda texts=texts, mark=mark: listener.logs(self.allocation_id, texts, mark))  # type: ignore[misc]
 
     async def _hand(self, give: Callable[[], Awaitable[None]]) -> None:
         """Hand something over, again and again until it is taken."""

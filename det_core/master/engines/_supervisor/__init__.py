@@ -12,7 +12,7 @@ at once. The allocation's folder is the whole protocol, so that whoever can star
 ``work/``         where it runs
 ``info/``         the information files, which also appear at the contract's path
 ``kill``          the order to end: its number, and the seconds that are left, which the supervisor counts
-``log.jsonl``     the script's output: an object a line with time, stream and whole lines
+``log/``          the script's output, as lines in segments; see ``_segments``
 ``processes``     who runs: ``supervisor`` and ``script``, each with pid and start time
 ``exit.json``     how it ended; written last, whole or not at all
 ``lock``          locked while the supervisor lives

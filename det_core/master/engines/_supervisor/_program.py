@@ -27,6 +27,7 @@ from det_core._standalone.processes import (
 from . import LOCK
 from ._namespace import appear
 from ._output import OutputLog
+from ._segments import LOG, LogWriter
 
 GRACE_PERIOD = 2.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -51,7 +52,7 @@ class Supervisor:
     def __init__(self, folder: str, *, visible: bool) -> None:
         self._folder = folder
         self._visible = visible
-        self._log = OutputLog(os.path.join(folder, "log.jsonl"))
+        self._log = OutputLog(LogWriter(os.path.join(folder, LOG), 0, "supervisor"))
         self._streams: dict[int, str] = {}
         self._poll = select.poll()
         self._order = 0
