@@ -24,12 +24,12 @@ NAMED_BOUND = 0.8
 def measure(args: Args) -> Tables:
     wrong = list(ports.WRONG)[: quick(len(ports.WRONG), 1)]
     right = list(ports.RIGHT)[: quick(len(ports.RIGHT), 1)]
-    told = named = false_alarms = 0
+    noticed = named = false_alarms = 0
     for name in wrong:
         with folder() as path:
             outcome = ports.check_wrong(name, path)
         is_named = outcome.is_named(ports.WRONG[name])
-        told += bool(is_named or outcome.causes or outcome.said)
+        noticed += bool(is_named or outcome.causes or outcome.said)
         named += is_named
         progress("wrong", name, outcome)
     for name in right:
@@ -37,10 +37,10 @@ def measure(args: Args) -> Tables:
             outcome = ports.check_right(name, path)
         false_alarms += bool(outcome.status or outcome.causes or outcome.said)
         progress("right", name, outcome)
-    table = Table("ports below check-resume", ["ports", "told", "cause first", "share"])
+    table = Table("ports below check-resume", ["ports", "noticed", "cause first", "share"])
     share = named / len(wrong)
-    all_told = Bound("all told", told == len(wrong))
-    table.row("wrong", len(wrong), told, named, share, bound=all_told & at_least(share, NAMED_BOUND))
+    all_told = Bound("all noticed", noticed == len(wrong))
+    table.row("wrong", len(wrong), noticed, named, share, bound=all_told & at_least(share, NAMED_BOUND))
     table.row("right", len(right), false_alarms, bound=at_most(false_alarms, 0))
     yield table
 

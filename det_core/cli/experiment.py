@@ -240,6 +240,7 @@ def list_experiments(master: Master, name: str | None, state: str | None, limit:
     """List experiments, newest first."""
     from det_core.cli._views import experiment_json
     from det_core.client._experiment import Experiment
+    from det_core.client._master import list_rows
 
     shown = limit_of(limit, as_json)
     query: dict[str, Any] = {
@@ -248,13 +249,20 @@ def list_experiments(master: Master, name: str | None, state: str | None, limit:
         "name": name,
         "states": [state] if state else None,
     }
-    found = [Experiment(master, view) for view in master.get("experiments", limit=shown, **query)["experiments"]]
+    if shown:
+        page = master.get("experiments", limit=shown, **query)
+        views = page["experiments"]
+        older = page["pagination"]["total"] - len(views)
+    else:
+        views = list_rows(master, "experiments", **query)
+        older = 0
+    found = [Experiment(master, view) for view in views]
     if as_json:
         print_json([experiment_json(e) for e in found])
     elif found:
         print_table(("ID", "NAME", "STATE", "PROGRESS", "TRIALS", "BEST", "STARTED"), map(_row, found))
-        if shown and len(found) == shown and (older := master.get("experiments", offset=shown, **query)["experiments"]):
-            note(f"{len(older)} older: --limit 0")
+        if older:
+            note(f"{older} older: --limit 0")
     else:
         note(f"no experiments at {master.url}")
 

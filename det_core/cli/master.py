@@ -181,7 +181,7 @@ def _ask(address: Address) -> dict[str, Any]:
     with Master(address, timeout=0, idle_timeout=STATUS_TIMEOUT) as master:
         about = from_wire(master.get("master"))
         counts = {
-            state: len(master.get("experiments", states=[f"STATE_{state.upper()}"])["experiments"])
+            state: master.get("experiments", states=[f"STATE_{state.upper()}"], limit=1)["pagination"]["total"]
             for state in ("active", "paused")
         }
     version = about.get("product_version", about.get("version"))

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from det_core._json import str_to_nonfinite
-from det_core.client._master import TERMINAL, Master
+from det_core.client._master import TERMINAL, Master, list_rows
 from det_core.client._trial import Trial, trial_metrics
 from det_core.protocol.wire import from_wire
 
@@ -109,12 +109,7 @@ class Experiment:
 
     def trials(self) -> list[Trial]:
         """Its trials, in the order in which they were made."""
-        trials: list[Trial] = []
-        while True:
-            page = self._master.get(self._path("trials"), offset=len(trials))
-            trials += [Trial(self._master, told) for told in page["trials"]]
-            if not page["trials"] or len(trials) >= (page.get("pagination") or {}).get("total", 0):
-                return trials
+        return [Trial(self._master, told) for told in list_rows(self._master, self._path("trials"))]
 
     def trial_ids(self) -> list[int]:
         """The ids of its trials."""
@@ -156,7 +151,7 @@ class Experiment:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Its checkpoints, newest first, those deleted since included: see ``state``."""
-        return [from_wire(told) for told in self._master.get(self._path("checkpoints"))["checkpoints"]]
+        return list(map(from_wire, list_rows(self._master, self._path("checkpoints"))))
 
     def best_checkpoint(self) -> dict[str, Any] | None:
         """Of the checkpoints that are still there, that with the best value of :attr:`metric`; else the newest."""

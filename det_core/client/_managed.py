@@ -11,7 +11,7 @@ from det_core._env import Environment
 from det_core.client._address import reach
 from det_core.client._create import create
 from det_core.client._experiment import Experiment
-from det_core.client._master import Master
+from det_core.client._master import Master, list_rows
 from det_core.client._trial import Trial
 
 
@@ -59,8 +59,8 @@ def create_experiment(
 def experiments(master: Master | str | None = None) -> list[Experiment]:
     """All experiments of a master, newest first; see :func:`create_experiment`."""
     session = _session(master)
-    told = session.get("experiments", sortBy="SORT_BY_ID", orderBy="ORDER_BY_DESC")["experiments"]
-    return [Experiment(session, one) for one in told]
+    rows = list_rows(session, "experiments", sortBy="SORT_BY_ID", orderBy="ORDER_BY_DESC")
+    return [Experiment(session, row) for row in rows]
 
 
 def experiment(experiment_id: int, master: Master | str | None = None) -> Experiment:

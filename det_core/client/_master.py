@@ -153,6 +153,24 @@ class Master:
             raise type(e)(e.detail, e.status) from e
 
 
+def list_rows(master: Master, path: str, **query: Any) -> Iterator[Any]:
+    """Yield the rows of a list, which a master answers in pages.
+
+    Args:
+        master: Master to ask.
+        path: Path below ``/api/v1/``; its last part is the key of the rows.
+        query: Parameters; those that are None are left out.
+    """
+    key = path.rpartition("/")[2]
+    count = 0
+    while True:
+        page = master.get(path, offset=count, **query)
+        yield from page[key]
+        count += len(page[key])
+        if not page[key] or count >= (page.get("pagination") or {}).get("total", 0):
+            return
+
+
 def _route(path: str) -> str:
     return f"/api/v1/{quote(path)}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from det_core._json import str_to_nonfinite
-from det_core.client._master import TERMINAL, Master
+from det_core.client._master import TERMINAL, Master, list_rows
 from det_core.errors import MasterUnreachable
 from det_core.protocol.wire import from_wire
 
@@ -107,7 +107,7 @@ class Trial:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Its checkpoints, newest first, those deleted since included: see ``state``."""
-        return [from_wire(told) for told in self._master.get(f"trials/{self.id}/checkpoints")["checkpoints"]]
+        return list(map(from_wire, list_rows(self._master, f"trials/{self.id}/checkpoints")))
 
     def logs(self, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield its log lines: ``id``, ``timestamp`` in seconds, ``level``, ``rank_id``, ``stdtype``, ``log``.

@@ -11,8 +11,22 @@ from det_core.master._errors import Forbidden, Invalid
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._types import Body, ExperimentId, Id, Size, Timestamp, answer, done, state_in
-from det_core.master.service import _retention
+from det_core.master.api._types import (
+    Body,
+    ExperimentId,
+    Id,
+    Limit,
+    Offset,
+    Size,
+    Timestamp,
+    TrialId,
+    answer,
+    answer_page,
+    done,
+    rows_of_page,
+    state_in,
+)
+from det_core.master.service import _retention, _show_checkpoints
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CheckpointView
@@ -121,10 +135,19 @@ async def _check_readable(view: CheckpointView, service: TheService, caller: Cal
 
 
 @routes.trial.get("/experiments/{experiment_id}/checkpoints")
-async def experiment_checkpoints(experiment_id: ExperimentId, service: TheService) -> Response:
-    """All checkpoints of an experiment, newest first."""
-    views = await service.checkpoints(experiment_id)
-    return answer({"checkpoints": [shapes.checkpoint(view) for view in views]})
+async def experiment_checkpoints(
+    experiment_id: ExperimentId, service: TheService, offset: Offset = 0, limit: Limit = 0
+) -> Response:
+    """Answer the checkpoints of an experiment, newest first, in pages."""
+    views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, experiment_id=experiment_id)
+    return answer_page("checkpoints", list(map(shapes.checkpoint, views)), total, offset=offset, limit=limit)
+
+
+@routes.trial.get("/trials/{trial_id}/checkpoints")
+async def trial_checkpoints(trial_id: TrialId, service: TheService, offset: Offset = 0, limit: Limit = 0) -> Response:
+    """Answer the checkpoints of a trial, newest first, in pages."""
+    views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, trial_id=trial_id)
+    return answer_page("checkpoints", list(map(shapes.checkpoint, views)), total, offset=offset, limit=limit)
 
 
 @routes.trial.patch("/checkpoints")

@@ -20,17 +20,28 @@ from starlette.convertors import Convertor, register_url_convertor
 from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService
-from det_core.master.api._types import Body, ExperimentId, Id, Int64, Timestamp, answer, done, state_in
+from det_core.master.api._types import (
+    Body,
+    ExperimentId,
+    Id,
+    Int64,
+    Limit,
+    Offset,
+    Timestamp,
+    answer,
+    answer_page,
+    done,
+    rows_of_page,
+    state_in,
+)
 from det_core.master.engines import check_archive, pack_files
-from det_core.master.service import _continue, _patch, _retention, _steering
+from det_core.master.service import _continue, _patch, _queries, _retention, _steering
 from det_core.protocol.wire import to_wire
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CreatedView
 
 routes = Routes("experiments")
-MAX_TRIALS = 2000
-"""Maximum number of trials in an answer."""
 
 
 class _Anything(Convertor[str]):
@@ -157,22 +168,22 @@ async def list_experiments(
     archived: bool | None = None,
     order_by: Annotated[str, Query(pattern="^(ORDER_BY_)?(ASC|DESC)$")] = "ORDER_BY_ASC",
     sort_by: Annotated[str, Query(description="SORT_BY_START_TIME, or else by number")] = "SORT_BY_ID",
-    offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    limit: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    offset: Offset = 0,
+    limit: Limit = 0,
 ) -> Response:
-    """Experiments by their numbers, or by when they started; each filter that is given must match. ``limit`` 0: all."""
-    views = await service.experiments(
+    """Answer experiments by number, or by when they started, in pages; each filter that is given must match."""
+    views, total = await _queries.find_experiments(
+        service,
         states=[state_in(s) for s in states],
         labels=labels,
         name=name,
         archived=archived,
         newest_first=order_by.endswith("DESC"),
         by_start=sort_by.removeprefix("SORT_BY_") == "START_TIME",
-        limit=limit or None,
+        limit=rows_of_page(limit),
         offset=offset,
     )
-    page = {"offset": offset, "limit": limit}
-    return answer({"experiments": [shapes.experiment(view) for view in views], "pagination": page})
+    return answer_page("experiments", list(map(shapes.experiment, views)), total, offset=offset, limit=limit)
 
 
 @routes.trial.get("/experiments/{experiment_id}")
@@ -188,29 +199,18 @@ async def list_trials(
     service: TheService,
     states: Annotated[list[str], Query()] = [],  # noqa: B006
     sort_by: Annotated[str, Query(description="SORT_BY_BEST_VALIDATION_METRIC, or else by number")] = "SORT_BY_ID",
-    offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
-    limit: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    offset: Offset = 0,
+    limit: Limit = 0,
 ) -> Response:
-    """The trials of an experiment that are in one of ``states``, by number or the best first, in pages.
-
-    ``limit`` 0: as many as a page can hold. The next page starts at ``endIndex``, until that is ``total``.
-    """
+    """Answer the trials of an experiment that are in one of ``states``, by number or the best first, in pages."""
     views, total = await service.page_of_trials(
         experiment_id,
         states=[state_in(s) for s in states],
         best_first=sort_by.removeprefix("SORT_BY_") == "BEST_VALIDATION_METRIC",
-        limit=min(limit or MAX_TRIALS, MAX_TRIALS),
+        limit=rows_of_page(limit),
         offset=offset,
     )
-    # The contract's clients read pages until endIndex reaches total.
-    page = {
-        "offset": offset,
-        "limit": limit,
-        "startIndex": min(offset, total),
-        "endIndex": offset + len(views),
-        "total": total,
-    }
-    return answer({"trials": [shapes.trial(view) for view in views], "pagination": page})
+    return answer_page("trials", list(map(shapes.trial, views)), total, offset=offset, limit=limit)
 
 
 @routes.trial.get("/experiments/{experiment_id}/searcher/best_searcher_validation_metric")

@@ -74,13 +74,6 @@ async def get_trial(trial_id: TrialId, service: TheService, summary: bool = True
     return answer({"trial": shapes.trial(await service.trial(trial_id, summarize=summary))})
 
 
-@routes.trial.get("/trials/{trial_id}/checkpoints")
-async def trial_checkpoints(trial_id: TrialId, service: TheService) -> Response:
-    """All checkpoints of a trial, newest first."""
-    views = await service.trial_checkpoints(trial_id)
-    return answer({"checkpoints": [shapes.checkpoint(view) for view in views]})
-
-
 @routes.trial.post("/trials/{trial_id}/progress")
 async def progress(trial_id: TrialId, body: AnyProgress, service: TheService, caller: TheCaller) -> Response:
     """Note how far the trial is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Path, Query
 from fastapi.responses import Response
 from pydantic import (
     BaseModel,
@@ -40,6 +40,26 @@ class Body(BaseModel):
 def answer(value: dict[str, Any]) -> Response:
     """Return the HTTP answer with a value as JSON, always with status 200."""
     return Response(dump(value), media_type="application/json")
+
+
+def rows_of_page(limit: int) -> int:
+    """Return the number of rows in a page, for the limit of a request."""
+    return min(limit or MAX_ROWS, MAX_ROWS)
+
+
+def answer_page(key: str, rows: list[dict[str, Any]], total: int, *, offset: int, limit: int) -> Response:
+    """Return the HTTP answer with a page of a list of ``total`` rows.
+
+    The next page starts at ``endIndex``, until that reaches ``total``.
+    """
+    pagination = {
+        "offset": offset,
+        "limit": limit,
+        "startIndex": min(offset, total),
+        "endIndex": offset + len(rows),
+        "total": total,
+    }
+    return answer({key: rows, "pagination": pagination})
 
 
 NOTHING = b"{}"
@@ -86,6 +106,11 @@ Id = Annotated[
 """The number of an experiment, trial or storage."""
 Timestamp = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339 in; seconds since the epoch to us. Without a zone it is UTC."""
+
+MAX_ROWS = 2000
+"""Maximum number of rows in an answer."""
+Offset = Annotated[int, Query(ge=0, le=INT32, description="Rows to skip.")]
+Limit = Annotated[int, Query(ge=0, le=INT32, description="At most so many; 0: as many as a page can hold.")]
 
 TrialId = Annotated[int, Path(ge=0, le=INT32, description="The trial's number, which is its run's number too.")]
 ExperimentId = Annotated[int, Path(ge=0, le=INT32, description="The experiment's number.")]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from det_core.master.store.validations import BestTrial
 
 
-def find_experiments(
-    conn: Connection,
+async def find_experiments(
     hub: Hub,
+    *,
     states: Sequence[str],
     labels: Sequence[str],
     name: str | None,
@@ -35,20 +35,24 @@ def find_experiments(
     by_start: bool,
     limit: int | None,
     offset: int,
-) -> list[ExperimentView]:
-    """Experiments that match each filter given."""
-    rows = experiments.find(
-        conn,
-        states=list(states),
-        labels=labels,
-        name=name,
-        archived=archived,
-        newest_first=newest_first,
-        by_start=by_start,
-        limit=limit,
-        offset=offset,
-    )
-    return _show_experiments.show(conn, hub, rows)
+) -> tuple[list[ExperimentView], int]:
+    """Return experiments that match each filter given, and how many do without ``limit`` and ``offset``."""
+
+    def look(conn: Connection) -> tuple[list[ExperimentView], int]:
+        rows, total = experiments.find(
+            conn,
+            states=list(states),
+            labels=labels,
+            name=name,
+            archived=archived,
+            newest_first=newest_first,
+            by_start=by_start,
+            limit=limit,
+            offset=offset,
+        )
+        return _show_experiments.show(conn, hub, rows), total
+
+    return await hub.store.read(look)
 
 
 async def experiment(hub: Hub, experiment_id: int) -> ExperimentView:

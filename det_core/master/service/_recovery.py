@@ -44,7 +44,7 @@ class Kept:
 
 
 def _read(conn: Connection) -> tuple[list[Kept], list[AllocationRow], int, int]:
-    rows = [row for row in experiments.find(conn, states=GOING_ON) if not row.unmanaged]
+    rows = [row for row in experiments.find(conn, states=GOING_ON)[0] if not row.unmanaged]
     kept = [_read_one(conn, row) for row in rows]
     return kept, allocations.alive(conn), experiments.last_id(conn), trials.last_id(conn)
 
@@ -201,7 +201,7 @@ async def resume(hub: Hub) -> None:
             left = allocation.preempt_time + timeout - _clock.now()
             hub.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
     due, deleting = await hub.store.read(
-        lambda conn: (_retention.due(conn), experiments.find(conn, states=["DELETING"]))
+        lambda conn: (_retention.due(conn), experiments.find(conn, states=["DELETING"])[0])
     )
     for number in due:
         hub.runner.retain(number)

@@ -178,11 +178,18 @@ class Service(Hub):
         offset: int = 0,
     ) -> list[ExperimentView]:
         """Experiments by their ids, or by when they started, without deleted ones; each filter must match."""
-        return await self.store.read(
-            lambda conn: _queries.find_experiments(
-                conn, self, states, labels, name, archived, newest_first, by_start, limit, offset
-            )
+        views, _ = await _queries.find_experiments(
+            self,
+            states=states,
+            labels=labels,
+            name=name,
+            archived=archived,
+            newest_first=newest_first,
+            by_start=by_start,
+            limit=limit,
+            offset=offset,
         )
+        return views
 
     async def experiment(self, experiment_id: int) -> ExperimentView:
         """One experiment."""
@@ -248,11 +255,8 @@ class Service(Hub):
     async def checkpoints(self, experiment_id: int) -> list[CheckpointView]:
         """All checkpoints of an experiment, newest first."""
         await experiment_row(self, experiment_id)
-        return await self.store.read(lambda conn: _show_checkpoints.of_experiment(conn, experiment_id))
-
-    async def trial_checkpoints(self, trial_id: int) -> list[CheckpointView]:
-        """All checkpoints of a trial, newest first."""
-        return await self.store.read(lambda conn: _show_checkpoints.of_trial(conn, trial_id))
+        views, _ = await _show_checkpoints.page(self, 2**31 - 1, 0, experiment_id=experiment_id)
+        return views
 
     async def checkpoint(self, uuid: str) -> CheckpointView:
         """One checkpoint."""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
-from det_core.master._errors import NotFound
 from det_core.master.service import _storages
-from det_core.master.service._access import no_experiment
+from det_core.master.service._access import no_experiment, no_trial
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._views import CheckpointView
 from det_core.master.store import checkpoints, experiments, series, trials, validations
@@ -16,21 +15,24 @@ from det_core.master.store import checkpoints, experiments, series, trials, vali
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from det_core.master.service._hub import Hub
     from det_core.master.store.checkpoints import CheckpointRow
 
 
-def of_experiment(conn: Connection, experiment_id: int) -> list[CheckpointView]:
-    """The checkpoints of an experiment, newest first."""
-    if experiments.get(conn, experiment_id) is None:
-        raise no_experiment(experiment_id)
-    return show(conn, checkpoints.of_experiment(conn, experiment_id))
+async def page(
+    hub: Hub, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
+) -> tuple[list[CheckpointView], int]:
+    """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
 
+    def look(conn: Connection) -> tuple[list[CheckpointView], int]:
+        if experiment_id is not None and experiments.get(conn, experiment_id) is None:
+            raise no_experiment(experiment_id)
+        if trial_id is not None and trials.get(conn, trial_id) is None:
+            raise no_trial(trial_id)
+        rows, total = checkpoints.page(conn, limit, offset, experiment_id=experiment_id, trial_id=trial_id)
+        return show(conn, rows), total
 
-def of_trial(conn: Connection, trial_id: int) -> list[CheckpointView]:
-    """The checkpoints of a trial, newest first."""
-    if trials.get(conn, trial_id) is None:
-        raise NotFound(f"there is no trial {trial_id}")
-    return show(conn, checkpoints.of_trial(conn, trial_id))
+    return await hub.store.read(look)
 
 
 def one(conn: Connection, uuid: str) -> CheckpointView:

@@ -100,6 +100,19 @@ def of_experiment(conn: Connection, experiment_id: int, *, states: Sequence[str]
     return _newest(conn, CHECKPOINTS.c.experiment_id == experiment_id, states) if is_id(experiment_id) else []
 
 
+def page(
+    conn: Connection, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
+) -> tuple[list[CheckpointRow], int]:
+    """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
+    where = CHECKPOINTS.c.trial_id == trial_id
+    if experiment_id is not None:
+        where = CHECKPOINTS.c.experiment_id == experiment_id
+    total = conn.execute(select(func.count()).select_from(CHECKPOINTS).where(where)).scalar_one()
+    order = (CHECKPOINTS.c.report_time.desc(), CHECKPOINTS.c.uuid)
+    statement = select(CHECKPOINTS).where(where).order_by(*order).limit(limit).offset(offset)
+    return many(conn, statement, CheckpointRow), total
+
+
 def latest(conn: Connection, trial_id: int) -> CheckpointRow | None:
     """What the trial's next run starts from (§13.6): the complete one of the most steps, the newer one of equals."""
     table = CHECKPOINTS

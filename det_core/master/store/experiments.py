@@ -142,8 +142,8 @@ def find(
     by_start: bool = False,
     limit: int | None = None,
     offset: int = 0,
-) -> list[ExperimentRow]:
-    """Experiments by id.
+) -> tuple[list[ExperimentRow], int]:
+    """Return experiments by ID, and how many match without ``limit`` and ``offset``.
 
     Args:
         conn: where.
@@ -168,10 +168,13 @@ def find(
         statement = statement.where(EXPERIMENTS.c.archived == archived)
     keys = [EXPERIMENTS.c.start_time, EXPERIMENTS.c.id] if by_start else [EXPERIMENTS.c.id]
     statement = statement.order_by(*(key.desc() if newest_first else key for key in keys))
-    if not labels:
-        return many(conn, statement.limit(limit).offset(offset), ExperimentRow)
-    found = [row for row in many(conn, statement, ExperimentRow) if set(labels) <= set(row.labels)]
-    return found[offset:] if limit is None else found[offset : offset + limit]
+    if labels:
+        # Labels are JSON: compared here, without the configurations of all those that do not match.
+        pairs = conn.execute(statement.with_only_columns(EXPERIMENTS.c.id, EXPERIMENTS.c.labels))
+        matching = [number for number, own in pairs if set(labels) <= set(own)]
+        statement = statement.where(EXPERIMENTS.c.id.in_(matching))
+    total = conn.execute(select(func.count()).select_from(statement.order_by(None).subquery())).scalar_one()
+    return many(conn, statement.limit(limit).offset(offset), ExperimentRow), total
 
 
 def change(conn: Connection, experiment_id: int, **values: Unpack[ExperimentChange]) -> None:

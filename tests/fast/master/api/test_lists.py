@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from det_core import client
-from det_core.master.api import _experiments
+from det_core.master.api import _types
 from support.running_master import TOKEN, Running
 
 GRID = """
@@ -33,7 +33,7 @@ def test_trials_of_an_experiment_come_in_pages(master: Running) -> None:
 
 
 def test_list_of_trials_without_limit_comes_in_pages(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_experiments, "MAX_TRIALS", 2)
+    monkeypatch.setattr(_types, "MAX_ROWS", 2)
     experiment_id = master.created(GRID)
     ids = sorted(spec.trial_id for spec in master.launched(experiment_id, 3))
     first = master.ask("GET", f"experiments/{experiment_id}/trials").json
@@ -41,6 +41,36 @@ def test_list_of_trials_without_limit_comes_in_pages(master: Running, monkeypatc
     assert (first["pagination"]["endIndex"], first["pagination"]["total"]) == (2, 3)
     monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
     assert client.experiment(experiment_id, master.url).trial_ids() == ids
+
+
+def test_list_of_experiments_without_limit_comes_in_pages(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_types, "MAX_ROWS", 2)
+    body = {"config": "name: listed\nlabels: [paged]\nsearcher: {name: single, metric: loss}", "unmanaged": True}
+    ids = [master.ask("POST", "experiments", body).json["experiment"]["id"] for _ in range(3)]
+    for query in ("name=listed", "labels=paged"):
+        first = master.ask("GET", f"experiments?{query}").json
+        assert [experiment["id"] for experiment in first["experiments"]] == ids[:2]
+        assert first["pagination"] == {"offset": 0, "limit": 0, "startIndex": 0, "endIndex": 2, "total": 3}
+        rest = master.ask("GET", f"experiments?{query}&offset=2").json
+        assert [experiment["id"] for experiment in rest["experiments"]] == ids[2:]
+    monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
+    assert [experiment.id for experiment in client.experiments(master.url)][:3] == ids[::-1]
+
+
+def test_list_of_checkpoints_without_limit_comes_in_pages(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_types, "MAX_ROWS", 2)
+    spec = master.a_trial()
+    for step in range(3):
+        body = {"uuid": f"{spec.task_id}-{step}", "taskId": spec.task_id, "metadata": {"steps_completed": step}}
+        assert master.ask("POST", "checkpoints", body).status == 200
+    newest_first = [f"{spec.task_id}-{step}" for step in (2, 1, 0)]
+    for path in (f"experiments/{spec.experiment_id}/checkpoints", f"trials/{spec.trial_id}/checkpoints"):
+        first = master.ask("GET", path).json
+        assert [checkpoint["uuid"] for checkpoint in first["checkpoints"]] == newest_first[:2]
+        assert first["pagination"] == {"offset": 0, "limit": 0, "startIndex": 0, "endIndex": 2, "total": 3}
+    monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
+    for owner in (client.experiment(spec.experiment_id, master.url), client.trial(spec.trial_id, master.url)):
+        assert [checkpoint["uuid"] for checkpoint in owner.checkpoints()] == newest_first
 
 
 def test_summary_of_metrics_comes_only_where_it_is_asked_for(master: Running) -> None:

@@ -81,7 +81,8 @@ def test_experiments_are_found_by_state_name_and_label(conn: Connection) -> None
         experiments.create(conn, state=state, name=name, config={}, labels=labels)
 
     def names(**options: Any) -> list[str]:
-        return [row.name for row in experiments.find(conn, **options)]
+        rows, _ = experiments.find(conn, **options)
+        return [row.name for row in rows]
 
     assert names() == ["One", "two%"]
     assert names(newest_first=True, limit=1) == ["two%"]
@@ -93,6 +94,7 @@ def test_experiments_are_found_by_state_name_and_label(conn: Connection) -> None
     assert names(labels=["x"], offset=1, limit=1) == ["two%"]
     assert names(labels=["x", "y"]) == ["two%"]
     assert names(archived=True) == []
+    assert experiments.find(conn, labels=["x"], limit=1)[1] == experiments.find(conn, limit=1)[1] == 2
 
 
 def test_a_trial_is_created_once_and_changed(conn: Connection, trial: int) -> None:
