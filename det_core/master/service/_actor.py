@@ -197,7 +197,11 @@ class Actor:
         if tx.writes:
             await self._store.write(tx.commit)
         for effect in tx.effects:
-            effect()
+            try:
+                effect()
+            except Exception:
+                # What was written stands, so nothing may be carried out again, and the others must be done.
+                LOG.exception("an effect of a decision failed; the decision stands")
         self._publish(*tx.topics)
         for asked, answer in answers:
             _answer(asked, answer)

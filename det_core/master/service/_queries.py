@@ -38,6 +38,8 @@ async def find_experiments(
 ) -> tuple[list[ExperimentView], int]:
     """Return experiments that match each filter given, and how many do without ``limit`` and ``offset``."""
 
+    live = _show_experiments.snapshots(hub)
+
     def look(conn: Connection) -> tuple[list[ExperimentView], int]:
         rows, total = experiments.find(
             conn,
@@ -50,7 +52,7 @@ async def find_experiments(
             limit=limit,
             offset=offset,
         )
-        return _show_experiments.show(conn, hub, rows), total
+        return _show_experiments.show(conn, hub, rows, live), total
 
     return await hub.store.read(look)
 
@@ -58,7 +60,8 @@ async def find_experiments(
 async def experiment(hub: Hub, experiment_id: int) -> ExperimentView:
     """One experiment."""
     row = await experiment_row(hub, experiment_id)
-    (view,) = await hub.store.read(lambda conn: _show_experiments.show(conn, hub, [row]))
+    live = _show_experiments.snapshot(hub, experiment_id)
+    (view,) = await hub.store.read(lambda conn: _show_experiments.show(conn, hub, [row], live))
     return view
 
 

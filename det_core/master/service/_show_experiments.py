@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from det_core.config import Experiment
@@ -24,20 +26,58 @@ NO_METRIC = "unmanaged"
 """What stands for the metric in the configuration of an experiment that has none (§9)."""
 
 
-def show(conn: Connection, hub: Hub, rows: Sequence[ExperimentRow]) -> list[ExperimentView]:
-    """Experiments, with what is known of their trials."""
-    counts, live = experiments.trial_counts(conn, [row.id for row in rows]), hub.live.experiments
+@dataclass(frozen=True)
+class Snapshot:
+    """State of an experiment in memory, copied on the loop: readers have threads of their own.
+
+    Attributes:
+        progress: Fraction of its search that is done; None without a search.
+        stop_by: Times at which allocations that were told to stop are killed.
+        remarks: What there is to say of it.
+    """
+
+    progress: float | None
+    stop_by: tuple[float, ...]
+    remarks: tuple[str, ...]
+
+
+def snapshots(hub: Hub) -> dict[int, Snapshot]:
+    """Return snapshots of the experiments that have not ended. Call it on the loop."""
+    return {number: _snapshot(experiment) for number, experiment in hub.live.experiments.items()}
+
+
+def snapshot(hub: Hub, experiment_id: int) -> dict[int, Snapshot]:
+    """Return a snapshot of one experiment; none if it has ended. Call it on the loop."""
+    live = hub.live.experiments.get(experiment_id)
+    return {} if live is None else {experiment_id: _snapshot(live)}
+
+
+def _snapshot(experiment: LiveExperiment) -> Snapshot:
+    allocations = [trial.allocation for trial in experiment.trials.values() if trial.allocation is not None]
+    measured = experiment.measured
+    return Snapshot(
+        progress=None if experiment.search is None else experiment.search.progress(),
+        stop_by=tuple(end for end in (allocation.stop_by for allocation in allocations) if end is not None),
+        remarks=() if measured.warning is None or measured.known else (measured.warning,),
+    )
+
+
+def show(
+    conn: Connection, hub: Hub, rows: Sequence[ExperimentRow], live: Mapping[int, Snapshot]
+) -> list[ExperimentView]:
+    """Return experiments as they are shown."""
+    counts = experiments.trial_counts(conn, [row.id for row in rows])
     best = best_of(conn, rows)
     return [
-        _one(row, counts.get(row.id, 0), best.get(row.id), live.get(row.id), _remarks(conn, hub, row)) for row in rows
+        _one(row, counts.get(row.id, 0), best.get(row.id), live.get(row.id), _remarks(conn, hub, row, live.get(row.id)))
+        for row in rows
     ]
 
 
-def _remarks(conn: Connection, hub: Hub, row: ExperimentRow) -> list[str]:
-    """What there is to say of an experiment; of one that has ended it is found out once."""
-    live = hub.live.experiments.get(row.id)
+def _remarks(conn: Connection, hub: Hub, row: ExperimentRow, live: Snapshot | None) -> list[str]:
+    """Return what there is to say of an experiment; of one that has ended it is found out once."""
     if live is not None:
-        return [] if live.measured.warning is None or live.measured.known else [live.measured.warning]
+        return list(live.remarks)
     if row.unmanaged or row.end_time is None:
         return []
     known = hub.remarks.get(row.id)
@@ -57,12 +97,11 @@ def best_of(conn: Connection, rows: Sequence[ExperimentRow]) -> dict[int, BestTr
 
 
 def _one(
-    row: ExperimentRow, num_trials: int, best: BestTrial | None, live: LiveExperiment | None, remarks: list[str]
+    row: ExperimentRow, num_trials: int, best: BestTrial | None, live: Snapshot | None, remarks: list[str]
 ) -> ExperimentView:
     spec = Experiment(row.config)
-    ends = [] if live is None else [t.allocation.stop_by for t in live.trials.values() if t.allocation is not None]
-    stopping = [end for end in ends if end is not None]
-    progress = row.progress if live is None or live.search is None else live.search.progress()
+    stopping = () if live is None else live.stop_by
+    progress = row.progress if live is None or live.progress is None else live.progress
     if row.state == State.COMPLETED:
         progress = 1.0
     return ExperimentView(

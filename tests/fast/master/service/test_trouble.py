@@ -78,6 +78,28 @@ def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> No
     asyncio.run(main())
 
 
+def test_effect_that_fails_leaves_what_was_decided(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            done: list[int] = []
+
+            def command(tx: _actor.Transaction) -> None:
+                tx.then(lambda: 1 // 0)
+                tx.then(done.append, 1)
+
+            creating = asyncio.create_task(b.create(SINGLE))
+            await b.until(lambda: b.service.live.experiments)  # while it is written, the next ones share a transaction
+            bad = asyncio.create_task(b.service.actor.do(command))
+            more = asyncio.create_task(b.create(SINGLE))
+            await bad
+            numbers = [await creating, await more]
+            assert [view["id"] for view in await b.service.experiments()] == numbers
+            assert done == [1]
+            assert "ZeroDivisionError" in caplog.text
+
+    asyncio.run(main())
+
+
 def test_an_end_that_could_not_be_recorded_is_recorded_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_actor, "RETRY", 0.05)
 
