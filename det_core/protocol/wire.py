@@ -7,15 +7,104 @@ RFC 3339, ``STATE_``, and leaves None out. Only the keys of a record are renamed
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from det_core._clock import iso, parse_time
+
+R = TypeVar("R")
 
 STATE_PREFIX = "STATE_"
 INT64_KEYS = frozenset(["size", "length", "operation_length"])
 """Keys of 64-bit integers, which travel as text."""
+
+
+def on_wire(
+    path: str | None = None,
+    *,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    **default: Any,
+) -> Any:
+    """Return a field of a dataclass that is not on the wire as its name alone says.
+
+    Args:
+        path: Its name in snake_case, after those of the objects it lies in, as ``training.trial_id``. Defaults to the
+            name of the field.
+        encode: Conversion of a value that is sent. Defaults to that of a key of this name.
+        decode: Conversion of a value that arrives.
+        default: ``default`` or ``default_factory``, as of :func:`dataclasses.field`.
+    """
+    return field(**default, metadata={"path": path, "encode": encode, "decode": decode})
+
+
+def encode(record: Any) -> dict[str, Any]:
+    """Return a dataclass of :mod:`det_core.protocol.records` as the wire protocol has it."""
+    kind: Any = type(record)  # mypy takes no type for hashable
+    value: dict[str, Any] = {}
+    for entry in _entries(kind):
+        item = getattr(record, entry.attribute)
+        if item is not None:
+            # The records are flat; the contract nests some of their fields.
+            place = value
+            for name in entry.parents:
+                place = place.setdefault(name, {})
+            place[entry.name] = entry.encode(item)
+    return value
+
+
+def decode(kind: type[R], value: Mapping[str, Any]) -> R:
+    """Return an object of an answer as a dataclass: the inverse of :func:`encode`.
+
+    What is missing gets the field's default, and what the class does not know is ignored: masters of other versions
+    send more or less.
+    """
+    hashable: Any = kind
+    items = {}
+    for entry in _entries(hashable):
+        place: Any = value
+        for name in (*entry.parents, entry.name):
+            place = place.get(name) if isinstance(place, Mapping) else None
+        if place is not None:
+            items[entry.attribute] = entry.decode(place)
+    return kind(**items)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    attribute: str
+    parents: tuple[str, ...]
+    name: str
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+@cache
+def _entries(kind: Any) -> tuple[_Entry, ...]:
+    """Return where the fields of a dataclass are on the wire, and how they are converted."""
+    entries = []
+    for attribute in fields(kind):
+        *parents, name = map(_to_camel, (attribute.metadata.get("path") or attribute.name).split("."))
+        to_wire, from_wire = _conversions(attribute.name)
+        entries.append(
+            _Entry(
+                attribute.name,
+                tuple(parents),
+                name,
+                attribute.metadata.get("encode") or to_wire,
+                attribute.metadata.get("decode") or from_wire,
+            )
+        )
+    return tuple(entries)
+
+
+def _conversions(key: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    if key in INT64_KEYS:
+        # JavaScript's numbers end at 2**53.
+        return str, int
+    return lambda value: _value_to_wire(key, value, ()), lambda value: _value_from_wire(key, value)
 
 
 def to_wire(record: Mapping[str, Any], *, text: Collection[str] = INT64_KEYS, **names: str) -> dict[str, Any]:

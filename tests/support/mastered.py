@@ -145,8 +145,8 @@ class Bench:
 
         while True:
             view = await self.do(lambda s: s.wait_experiment(experiment_id, 30))
-            if view["end_time"] is not None:
-                return view["state"]
+            if view.end_time is not None:
+                return view.state
 
     async def until(self, condition: Callable[[], Any]) -> None:
         """Wait until something is so."""
@@ -157,7 +157,7 @@ class Bench:
         """Create an experiment; returns its id."""
         text = json.dumps(config_of(searcher, **config))
         created = await self.service.create_experiment(text)
-        return created["experiment"]["id"]
+        return created["experiment"].id
 
     def reader(self, experiment_id: int) -> RecordReader:
         """Return a reader of an experiment's record."""

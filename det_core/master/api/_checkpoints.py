@@ -8,7 +8,6 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from det_core.master._errors import Forbidden, Invalid
-from det_core.master.api import _shapes as shapes
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import (
@@ -27,9 +26,10 @@ from det_core.master.api._types import (
     state_in,
 )
 from det_core.master.service import _retention, _show_checkpoints
+from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
-    from det_core.master.service._views import CheckpointView
+    from det_core.protocol.records import CheckpointView
 
 routes = Routes("checkpoints")
 
@@ -119,18 +119,18 @@ async def get_checkpoint(uuid: str, service: TheService, caller: TheCaller) -> R
     """One checkpoint."""
     view = await service.checkpoint(uuid)
     await _check_readable(view, service, caller)
-    return answer({"checkpoint": shapes.checkpoint(view)})
+    return answer({"checkpoint": encode(view)})
 
 
 async def _check_readable(view: CheckpointView, service: TheService, caller: Caller) -> None:
     """A trial may read the checkpoints of its experiment, and the one that it was warm-started from."""
     try:
-        caller.check(experiment_id=view["experiment_id"])
+        caller.check(experiment_id=view.experiment_id)
     except Forbidden:
         assert caller.token is not None
-        searcher = (await service.experiment(caller.token["experiment_id"]))["config"]["searcher"]
+        searcher = (await service.experiment(caller.token["experiment_id"])).config["searcher"]
         uuid, trial_id = searcher.get("source_checkpoint_uuid"), searcher.get("source_trial_id")
-        if view["uuid"] != uuid and view["trial_id"] != trial_id:
+        if view.uuid != uuid and view.trial_id != trial_id:
             raise
 
 
@@ -140,14 +140,14 @@ async def experiment_checkpoints(
 ) -> Response:
     """Answer the checkpoints of an experiment, newest first, in pages."""
     views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, experiment_id=experiment_id)
-    return answer_page("checkpoints", list(map(shapes.checkpoint, views)), total, offset=offset, limit=limit)
+    return answer_page("checkpoints", list(map(encode, views)), total, offset=offset, limit=limit)
 
 
 @routes.trial.get("/trials/{trial_id}/checkpoints")
 async def trial_checkpoints(trial_id: TrialId, service: TheService, offset: Offset = 0, limit: Limit = 0) -> Response:
     """Answer the checkpoints of a trial, newest first, in pages."""
     views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, trial_id=trial_id)
-    return answer_page("checkpoints", list(map(shapes.checkpoint, views)), total, offset=offset, limit=limit)
+    return answer_page("checkpoints", list(map(encode, views)), total, offset=offset, limit=limit)
 
 
 @routes.trial.patch("/checkpoints")
@@ -155,7 +155,7 @@ async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, 
     """Note what is left of checkpoints: nothing is DELETED, less than before PARTIALLY_DELETED."""
     if caller.token is not None:
         for patch in body.checkpoints:
-            caller.check(trial_id=(await service.checkpoint(patch.uuid))["trial_id"])
+            caller.check(trial_id=(await service.checkpoint(patch.uuid)).trial_id)
     await service.patch_checkpoints(
         [(p.uuid, None if p.resources is None else p.resources.resources) for p in body.checkpoints]
     )
@@ -183,4 +183,4 @@ async def set_checkpoint_metadata(uuid: str, body: CheckpointMetadataRequest, se
     if metadata is None:
         raise Invalid("body metadata: expected an object")
     view = await service.set_checkpoint_metadata(uuid, metadata)
-    return answer({"checkpoint": shapes.checkpoint(view)})
+    return answer({"checkpoint": encode(view)})

@@ -36,7 +36,7 @@ from det_core.master.api._types import (
 )
 from det_core.master.engines import check_archive, pack_files
 from det_core.master.service import _continue, _patch, _queries, _retention, _steering
-from det_core.protocol.wire import to_wire
+from det_core.protocol.wire import encode, to_wire
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CreatedView
@@ -328,7 +328,7 @@ async def best_trial(experiment_id: ExperimentId, service: TheService) -> Respon
 async def best_checkpoint(experiment_id: ExperimentId, service: TheService) -> Response:
     """Of the checkpoints still there, that with the best searched metric at its step."""
     view = await service.best_checkpoint(experiment_id)
-    return answer({} if view is None else {"checkpoint": shapes.checkpoint(view)})
+    return answer({} if view is None else {"checkpoint": encode(view)})
 
 
 def _packed(files: Sequence[FileEntry], b64_tgz: str | None) -> bytes | None:

@@ -13,10 +13,12 @@ from det_core.master._errors import NotFound, Stopping
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
 from det_core.master.api._types import INT32, INT64, Id, TrialId
+from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
     from det_core.master.service._queries import MetricsReader
-    from det_core.master.service._views import LogPage, LogView, MetricView
+    from det_core.master.service._views import LogPage, LogView
+    from det_core.protocol.records import MetricView
 
 routes = Routes("streams")
 MAX_ROWS = 1000
@@ -175,7 +177,7 @@ async def _rows(reader: MetricsReader, rows: list[MetricView], limit: int) -> As
     while rows:
         is_over = len(rows) < min(left, MAX_ROWS)
         rows = rows[:left]
-        text = _line({"metrics": [shapes.metric_row(row) for row in rows]})
+        text = _line({"metrics": [encode(row) for row in rows]})
         left -= len(rows)
         rows = []  # not kept while a slow reader takes them
         yield text

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
-    from det_core.master.service._views import ExperimentView
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.trials import TrialRow
+    from det_core.protocol.records import ExperimentView
 
 LENGTH = "max_length"
 ENDED = (State.COMPLETED, State.CANCELED, State.ERROR)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
-    from det_core.master.service._views import ExperimentView
+    from det_core.protocol.records import ExperimentView
 
 
 async def patch_experiment(

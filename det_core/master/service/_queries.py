@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from det_core import _clock
@@ -12,8 +13,8 @@ from det_core.master._errors import NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _show_experiments, _show_trials
 from det_core.master.service._access import experiment_row, no_experiment, no_trial
-from det_core.master.service._views import ExperimentView, MetricView, TrialView
 from det_core.master.store import experiments, series, trials, validations
+from det_core.protocol.records import ExperimentView, MetricView, TrialView
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -71,7 +72,7 @@ async def wait(hub: Hub, experiment_id: int, timeout: float) -> ExperimentView:
     while True:
         cursor = hub.subscriptions.cursor
         view = await experiment(hub, experiment_id)
-        ended = view["end_time"] is not None and view["state"] != State.ACTIVE
+        ended = view.end_time is not None and view.state != State.ACTIVE
         left = until - _clock.monotonic()
         if ended or left <= 0 or hub.subscriptions.is_closed:
             return view
@@ -122,9 +123,7 @@ async def trial(hub: Hub, trial_id: int, *, summarize: bool = False) -> TrialVie
         if experiment is None:
             raise no_experiment(row.experiment_id)
         view = _show_trials.show_one(conn, experiment, row, snapshot)
-        if summarize:
-            view["summary_metrics"] = series.summaries(conn, trial_id)
-        return view
+        return replace(view, summary_metrics=series.summaries(conn, trial_id)) if summarize else view
 
     if summarize:
         return await hub.store.read_series(look)

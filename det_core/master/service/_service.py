@@ -38,16 +38,9 @@ from det_core.master.store.allocations import alive
 if TYPE_CHECKING:
     from det_core.master.engines import Engine
     from det_core.master.service._queries import MetricsReader
-    from det_core.master.service._views import (
-        CheckpointView,
-        ExperimentView,
-        LogPage,
-        OperationView,
-        SearchView,
-        StartView,
-        TrialView,
-    )
+    from det_core.master.service._views import LogPage, OperationView, SearchView, StartView
     from det_core.master.store import Store
+    from det_core.protocol.records import CheckpointView, ExperimentView, TrialView
 
 
 class Service(Hub):
@@ -148,9 +141,9 @@ class Service(Hub):
     ) -> CreatedView:
         """The experiment of that external id, created if there is none. ``start_time``: when it began."""
         made = await self._put_experiment(external_id, config, unmanaged)
-        if start_time is None or not made["experiment"]["unmanaged"]:
+        if start_time is None or not made["experiment"].unmanaged:
             return made
-        number = made["experiment"]["id"]
+        number = made["experiment"].id
         await self.store.write(lambda conn: experiments.change(conn, number, start_time=start_time))
         return CreatedView(experiment=await self.experiment(number), warnings=made["warnings"])
 

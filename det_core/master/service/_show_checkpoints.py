@@ -9,8 +9,8 @@ from det_core.config import Experiment
 from det_core.master.service import _storages
 from det_core.master.service._access import no_experiment, no_trial
 from det_core.master.service._checkpoints import no_checkpoint
-from det_core.master.service._views import CheckpointView
 from det_core.master.store import checkpoints, experiments, series, trials, validations
+from det_core.protocol.records import CheckpointView
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -53,7 +53,7 @@ def best(conn: Connection, experiment_id: int) -> CheckpointView | None:
         raise no_experiment(experiment_id)
     sign = 1 if Experiment(row.config).smaller_is_better else -1
     found = show(conn, checkpoints.of_experiment(conn, experiment_id, states=[checkpoints.COMPLETED]))
-    known = [(sign * v["searcher_metric"], v["trial_id"], v) for v in found if v["searcher_metric"] is not None]
+    known = [(sign * v.searcher_metric, v.trial_id, v) for v in found if v.searcher_metric is not None]
     real = [k for k in known if k[0] == k[0]]
     return min(real, key=lambda k: k[:2])[2] if real else None  # the first of equals, and the newest come first
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from det_core.config import Experiment
 from det_core.master.scheduler import DEFAULT_PRIORITY, State
 from det_core.master.service import _measured
-from det_core.master.service._views import ExperimentView
 from det_core.master.store import experiments, validations
+from det_core.protocol.records import ExperimentView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,32 +135,17 @@ def _one(
 
 
 def drafted(spec: Experiment) -> ExperimentView:
-    """An experiment that could be created, and was not."""
+    """Return an experiment that could be created, and was not."""
     return ExperimentView(
         id=0,
         name=spec.name,
         description=spec.description or "",
         labels=spec.labels,
         state="PAUSED",
-        progress=0.0,
         config=spec.data,
-        original_config="",
         searcher_type=str(spec.searcher["name"]),
         searcher_metric=spec.metric,
         smaller_is_better=spec.smaller_is_better,
-        num_trials=0,
-        stopping_trials=0,
-        stop_by_time=None,
         priority=DEFAULT_PRIORITY if spec.priority is None else spec.priority,
-        archived=False,
-        unmanaged=False,
-        parent_id=None,
-        external_id=None,
-        start_time=0.0,
-        end_time=None,
-        best_trial_id=None,
-        best_metric=None,
-        error=None,
         warnings=list(spec.warnings),
-        remarks=[],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sqlalchemy import ColumnElement, and_, or_, true
@@ -11,8 +11,8 @@ from sqlalchemy import ColumnElement, and_, or_, true
 from det_core.config import Experiment
 from det_core.master.scheduler import Phase, State
 from det_core.master.service._lengths import longest, unit
-from det_core.master.service._views import TrialView, ValidationView
 from det_core.master.store import METADATA, allocations, checkpoints, operations, validations
+from det_core.protocol.records import TrialView, ValidationView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,8 +110,7 @@ def show(
 def show_one(conn: Connection, experiment: ExperimentRow, row: TrialRow, live: Snapshot | None) -> TrialView:
     """Return one trial, with how its last run ended."""
     (view,) = show(conn, experiment, [row], {} if live is None else {row.id: live})
-    view["exit_status"] = _exit_status(conn, row)
-    return view
+    return replace(view, exit_status=_exit_status(conn, row))
 
 
 def _exit_status(conn: Connection, row: TrialRow) -> int | None:
@@ -147,11 +146,9 @@ def _view(row: TrialRow, spec: Experiment, stored: _Stored, live: Snapshot | Non
         latest_checkpoint=stored.checkpoints.get(row.id),
         latest_validation=_validation(stored.latest.get(row.id), spec),
         best_validation=_validation(stored.best.get(row.id), spec),
-        summary_metrics={},
         start_time=row.start_time,
         end_time=row.end_time,
         error=row.error,
-        exit_status=None,
     )
 
 

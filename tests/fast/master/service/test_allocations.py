@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -102,7 +101,7 @@ def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
             await _preemption.pending(b.service, allocation)
             assert await b.ended(1) == "COMPLETED"
             (trial,) = await b.service.trials(1)
-            assert (trial["trial_run_id"], trial["restarts"]) == (2, 0)
+            assert (trial.trial_run_id, trial.restarts) == (2, 0)
 
     asyncio.run(main())
 
@@ -116,13 +115,13 @@ def test_the_next_master_adopts_what_runs(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, deaf) as b:
             allocation = await one(b)
-            view: Any = await b.service.trial(1)
-            assert (view["state"], view["allocation_id"]) == ("RUNNING", allocation)
+            view = await b.service.trial(1)
+            assert (view.state, view.allocation_id) == ("RUNNING", allocation)
             token = b.engine.launched[0].session_token
             await dies(b)
             assert b.engine.running == [allocation] and len(b.engine.launched) == 1
             assert (await _identify.identify(b.service, token) or {})["allocation_id"] == allocation
-            assert (await b.service.trial(1))["state"] == "RUNNING"
+            assert (await b.service.trial(1)).state == "RUNNING"
             assert (await b.service.master())["slots_in_use"] == [0]
             await _steering.kill(b.service, 1)
             assert await b.ended(1) == "CANCELED"
@@ -142,7 +141,7 @@ def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_path: Pa
             assert await _preemption.poll(b.service, allocation, 60) is True
             await b.until(lambda: b.engine.graces[allocation] < 50)
             assert 40 < b.engine.graces[allocation] < 50
-            assert (await b.service.experiment(number))["state"] == "PAUSED"
+            assert (await b.service.experiment(number)).state == "PAUSED"
 
     asyncio.run(main())
 
@@ -154,7 +153,7 @@ def test_who_gave_up_is_killed_by_the_next_master(tmp_path: Path) -> None:
             await b.service.early_exit(1, "INVALID_HP")
             await dies(b)
             assert await b.ended(1) in ("CANCELED", "COMPLETED", "ERROR")
-            assert (await b.service.trial(1))["state"] == "CANCELED"
+            assert (await b.service.trial(1)).state == "CANCELED"
 
     asyncio.run(main())
 
@@ -168,7 +167,7 @@ def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Pa
             b.engine.kill_process(allocation)
             await b.start()
             assert await b.ended(1) == "COMPLETED"
-            assert (await b.service.trial(1))["restarts"] == 1
+            assert (await b.service.trial(1)).restarts == 1
 
     asyncio.run(main())
 
@@ -201,7 +200,7 @@ def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool)
             await told.wait()
             await dies(b)
             assert await b.ended(number) == "COMPLETED"
-            assert [(t["state"], t["restarts"]) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
+            assert [(t.state, t.restarts) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
             assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
 
     asyncio.run(main())

@@ -45,9 +45,9 @@ def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
         await _steering.cancel(b.service, number)
         assert await b.ended(number) == "CANCELED"
         view = await _continue.continue_experiment(b.service, number)
-        assert view["state"] == "ACTIVE"
+        assert view.state == "ACTIVE"
         assert await b.ended(number) == "COMPLETED"
-        assert [t["state"] for t in await b.service.trials(number)] == ["COMPLETED"] * 4
+        assert [t.state for t in await b.service.trials(number)] == ["COMPLETED"] * 4
         await b.check_replay(number)
         with pytest.raises(WrongState, match="complete"):
             await _continue.continue_experiment(b.service, number)
@@ -62,12 +62,12 @@ def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         number = await b.create({"name": "random", "max_length": 2, "max_trials": 2}, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
-        assert [t["state"] for t in await b.service.trials(number)] == ["ERROR", "COMPLETED"]
+        assert [t.state for t in await b.service.trials(number)] == ["ERROR", "COMPLETED"]
         with pytest.raises(WrongState, match="has ended"):
             await _steering.pause(b.service, number)
         await _continue.continue_experiment(b.service, number)
         assert await b.ended(number) == "COMPLETED"
-        assert [t["state"] for t in await b.service.trials(number)] == ["COMPLETED", "COMPLETED"]
+        assert [t.state for t in await b.service.trials(number)] == ["COMPLETED", "COMPLETED"]
         await b.check_replay(number)
 
     with_bench(tmp_path, script, check)
@@ -111,7 +111,7 @@ def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> N
         assert await b.ended(number) == "COMPLETED"
 
         async def states() -> dict[tuple[int, int], str]:
-            return {(c["trial_id"], c["steps_completed"]): c["state"] for c in await b.service.checkpoints(number)}
+            return {(c.trial_id, c.steps_completed): c.state for c in await b.service.checkpoints(number)}
 
         async def gone() -> int:
             return list((await states()).values()).count("DELETED")
@@ -122,9 +122,9 @@ def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> N
         assert kept == {(1, 2), (1, 3), (2, 3)}
         assert stored(folder) == 3
         best = await b.service.best_checkpoint(number)
-        assert best is not None and (best["trial_id"], best["steps_completed"]) == (1, 2)
+        assert best is not None and (best.trial_id, best.steps_completed) == (1, 2)
 
-        await _retention.delete(b.service, [best["uuid"]])
+        await _retention.delete(b.service, [best.uuid])
         while await gone() < 4:
             await asyncio.sleep(0.01)
         await _retention.delete_experiment(b.service, number)
@@ -165,7 +165,7 @@ def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(tmp_path: Path,
             await asyncio.sleep(0.01)
         after = await b.service.best_checkpoint(number)
         assert before is not None and after is not None
-        assert (before["uuid"], before["trial_id"], before["steps_completed"]) == (after["uuid"], 1, 3)
+        assert (before.uuid, before.trial_id, before.steps_completed) == (after.uuid, 1, 3)
 
     with_bench(tmp_path, script, check)
 
@@ -202,9 +202,9 @@ def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
         with monkeypatch.context() as patched:
             patched.setattr(storage.DirectoryStore, "delete", refuse)
             await _retention.delete_experiment(b.service, number)
-            while (view := await b.service.experiment(number))["state"] == "DELETING":
+            while (view := await b.service.experiment(number)).state == "DELETING":
                 await asyncio.sleep(0.01)
-        assert view["state"] == "DELETE_FAILED" and "3 checkpoint(s)" in str(view["error"])
+        assert view.state == "DELETE_FAILED" and "3 checkpoint(s)" in str(view.error)
         await _retention.delete_experiment(b.service, number)
         while await b.service.experiments():
             await asyncio.sleep(0.01)
@@ -244,9 +244,9 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
         with monkeypatch.context() as patched:
             patched.setattr(storage.DirectoryStore, "remove_folder", refuse)
             await _retention.delete_experiment(b.service, first)
-            while (view := await b.service.experiment(first))["state"] == "DELETING":
+            while (view := await b.service.experiment(first)).state == "DELETING":
                 await asyncio.sleep(0.01)
-        assert view["state"] == "DELETE_FAILED" and "event files could not be deleted: " in str(view["error"])
+        assert view.state == "DELETE_FAILED" and "event files could not be deleted: " in str(view.error)
         await _retention.delete_experiment(b.service, first)
         while len(await b.service.experiments()) > 1:
             await asyncio.sleep(0.01)
@@ -268,8 +268,8 @@ def test_delete_beside_continue_does_one_of_them(tmp_path: Path) -> None:
             second = go_on if first is delete else delete
             answers = await asyncio.gather(first(s, number), second(s, number), return_exceptions=True)
             assert [type(answer) for answer in answers].count(WrongState) == 1, answers
-            deleted = number not in [view["id"] for view in await s.experiments()]
-            assert deleted or (await s.experiment(number))["state"] in ("DELETING", "ACTIVE", "COMPLETED")
+            deleted = number not in [view.id for view in await s.experiments()]
+            assert deleted or (await s.experiment(number)).state in ("DELETING", "ACTIVE", "COMPLETED")
 
     with_bench(tmp_path, train, check)
 
@@ -280,16 +280,16 @@ def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoint(tmp
         source = await b.create(SINGLE, checkpoint_storage={"save_trial_latest": 1})
         assert await b.ended(source) == "COMPLETED"
         (trial,) = await s.trials(source)
-        heir = await s.create_experiment(config_of({**SINGLE, "source_trial_id": trial["id"]}), activate=False)
-        number = heir["experiment"]["id"]
+        heir = await s.create_experiment(config_of({**SINGLE, "source_trial_id": trial.id}), activate=False)
+        number = heir["experiment"].id
         with pytest.raises(WrongState, match=f"experiment {number} has not ended, and starts from its checkpoint"):
             await _retention.delete_experiment(s, source)
-        assert (await s.experiment(source))["state"] == "COMPLETED"
+        assert (await s.experiment(source)).state == "COMPLETED"
         await _steering.kill(s, number)
         assert await b.ended(number) == "CANCELED"
         await _retention.delete_experiment(s, source)
         with pytest.raises((Invalid, NotFound)):
-            await s.create_experiment(config_of({**SINGLE, "source_checkpoint_uuid": str(trial["latest_checkpoint"])}))
+            await s.create_experiment(config_of({**SINGLE, "source_checkpoint_uuid": str(trial.latest_checkpoint)}))
 
     with_bench(tmp_path, train, check)
 
@@ -322,15 +322,15 @@ def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         s = b.service
         created = await s.create_experiment(config_of(SINGLE, labels=["a"]), activate=False, external_id="mine")
-        number = created["experiment"]["id"]
-        assert created["experiment"]["state"] == "PAUSED" and not b.engine.launched
+        number = created["experiment"].id
+        assert created["experiment"].state == "PAUSED" and not b.engine.launched
         with pytest.raises(Conflict, match="mine"):
             await s.create_experiment(config_of(SINGLE), external_id="mine")
         for early in (_retention.delete_experiment, _steering.archive, _continue.continue_experiment):
             with pytest.raises(WrongState):
                 await early(s, number)
         view = await _patch.patch_experiment(s, number, name="new", description="d", labels=["b"], priority=7)
-        assert (view["name"], view["description"], view["labels"], view["priority"]) == ("new", "d", ["b"], 7)
+        assert (view.name, view.description, view.labels, view.priority) == ("new", "d", ["b"], 7)
         with pytest.raises(Invalid, match="priority"):
             await _steering.set_priority(s, number, 0)
         with pytest.raises(Invalid, match="bucket"):
@@ -339,7 +339,7 @@ def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         await _steering.activate(s, number)
         assert await b.ended(number) == "COMPLETED"
         await _steering.archive(s, number)
-        assert [e["id"] for e in await s.experiments(archived=True, labels=["b"], name="ne")] == [number]
+        assert [e.id for e in await s.experiments(archived=True, labels=["b"], name="ne")] == [number]
         await _steering.unarchive(s, number)
         assert await s.experiments(archived=True) == []
         assert await s.context_archive(number) == b""
@@ -360,7 +360,7 @@ def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
         with pytest.raises(Invalid, match="archive"):
             await b.service.create_experiment(config_of(SINGLE), b"no archive")
         created = await b.service.create_experiment(config_of(SINGLE), validate_only=True)
-        assert created["experiment"]["id"] == 0
+        assert created["experiment"].id == 0
         assert await b.service.experiments() == []
 
     with_bench(tmp_path, train, check)
@@ -378,17 +378,17 @@ def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path:
     async def check(b: Bench) -> None:
         number = await b.create(SINGLE, preemption_timeout=600)
         await b.until(lambda: b.engine.running)
-        assert (await b.service.experiment(number))["stopping_trials"] == 0
+        assert (await b.service.experiment(number)).stopping_trials == 0
         await _steering.pause(b.service, number)
         view, (trial,) = await b.service.experiment(number), await b.service.trials(number)
-        assert (view["state"], trial["state"], view["stopping_trials"]) == ("PAUSED", "PAUSED", 1)
-        assert trial["allocation_id"] is not None and view["stop_by_time"] == trial["stop_by_time"]
-        assert 0 < (trial["stop_by_time"] or 0.0) - time.time() <= 600
+        assert (view.state, trial.state, view.stopping_trials) == ("PAUSED", "PAUSED", 1)
+        assert trial.allocation_id is not None and view.stop_by_time == trial.stop_by_time
+        assert 0 < (trial.stop_by_time or 0.0) - time.time() <= 600
         saved.set()
         await b.until(lambda: not b.engine.running)
-        while (trial := (await b.service.trials(number))[0])["allocation_id"] is not None:
+        while (trial := (await b.service.trials(number))[0]).allocation_id is not None:
             await asyncio.sleep(0.001)
         view = await b.service.experiment(number)
-        assert (view["stopping_trials"], view["stop_by_time"], trial["stop_by_time"]) == (0, None, None)
+        assert (view.stopping_trials, view.stop_by_time, trial.stop_by_time) == (0, None, None)
 
     with_bench(tmp_path, slow, check)

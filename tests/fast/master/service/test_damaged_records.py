@@ -180,7 +180,7 @@ def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_count(tmp_
             good = records()
             bad = {**good[1], "group": "trai.ing", "seq": 99}
             await leave(b, trial, [good[0], bad, {"damaged": "{half a li"}, good[2]])
-            assert [row["metrics"] for row in await b.service.metrics([trial.spec.trial_id], "training").read(1000)]
+            assert [row.metrics for row in await b.service.metrics([trial.spec.trial_id], "training").read(1000)]
             log = [line["log"] for line in (await b.service.logs(trial.spec.trial_id))["lines"]]
             assert len(log) == 2 and "trai.ing" in log[0] and "batch_metrics" in log[0], "its bytes are kept"
             assert "{half a li" in log[1]
@@ -205,7 +205,7 @@ def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -> None
                 b.dying.write = write  # type: ignore[method-assign]
                 await leave(b, trial, [record])
             assert "ignoring" not in str(await b.service.logs(trial.spec.trial_id)), "nothing was passed over"
-            assert [c["uuid"] for c in await b.service.checkpoints(trial.spec.experiment_id)] == ["saved"]
+            assert [c.uuid for c in await b.service.checkpoints(trial.spec.experiment_id)] == ["saved"]
 
     asyncio.run(main())
 

@@ -14,6 +14,7 @@ import pytest
 
 from det_core.master.engines import Cause
 from det_core.master.service import _steering
+from det_core.protocol.records import TrialView
 from support.mastered import Bench, bench, config_of, train
 from support.scripted_trials import Trial
 
@@ -34,9 +35,9 @@ def with_bench(
     asyncio.run(main())
 
 
-async def only(b: Bench, number: int) -> dict[str, Any]:
+async def only(b: Bench, number: int) -> TrialView:
     (view,) = await b.service.trials(number)
-    return dict(view)
+    return view
 
 
 def test_one_that_gave_up_and_lives_on_is_killed(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_one_that_gave_up_and_lives_on_is_killed(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         number = await b.create(SINGLE)
         await b.ended(number)
-        assert (await only(b, number))["state"] == "CANCELED"
+        assert (await only(b, number)).state == "CANCELED"
 
     with_bench(tmp_path, script, check, early_exit_grace=0.05)
 
@@ -67,9 +68,9 @@ def test_one_that_fails_after_its_last_operation_has_failed(
         number = await b.create(searcher)
         await b.ended(number)
         first = (await b.service.trials(number))[0]
-        assert (first["state"], first["restarts"]) == (state, restarts)
-        assert (first["error"] is None) == (state == "COMPLETED")
-        assert first["operation_completed"], "what it had completed counts"
+        assert (first.state, first.restarts) == (state, restarts)
+        assert (first.error is None) == (state == "COMPLETED")
+        assert first.operation_completed, "what it had completed counts"
 
     with_bench(tmp_path, script, check)
 
@@ -83,7 +84,7 @@ def test_one_of_invalid_hyperparameters_says_so(tmp_path: Path) -> None:
         number = await b.create(SINGLE)
         await b.ended(number)
         view = await only(b, number)
-        assert view["state"] == "COMPLETED" and "raised InvalidHP" in view["error"]
+        assert view.state == "COMPLETED" and "raised InvalidHP" in str(view.error)
 
     with_bench(tmp_path, script, check)
 
@@ -102,8 +103,8 @@ def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: 
         await _steering.kill_trial(b.service, second.trial_id)
         assert await b.ended(number) == "COMPLETED"
         one, two = await b.service.trials(number)
-        assert (one["state"], one["restarts"]) == ("COMPLETED", 1)
-        assert (two["state"], two["restarts"]) == ("CANCELED", 0)
+        assert (one.state, one.restarts) == ("COMPLETED", 1)
+        assert (two.state, two.restarts) == ("CANCELED", 0)
 
     with_bench(tmp_path, script, check, slots=2)
 
@@ -153,7 +154,7 @@ def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> N
     async def check(b: Bench) -> None:
         number = await b.create(ASHA, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
-        assert [(t["state"], t["restarts"]) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
+        assert [(t.state, t.restarts) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
         assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
 
     with_bench(tmp_path, script, check, slots=2)
@@ -169,13 +170,13 @@ def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> 
         number = await b.create(SINGLE, max_restarts=1)
         for run in range(1, 8):
             await b.until(lambda run=run: len(b.engine.launched) == run and b.engine.running)  # type: ignore[misc]
-            assert (await only(b, number))["restarts"] == (run == 7)
+            assert (await only(b, number)).restarts == (run == 7)
             b.engine.lose(b.engine.running[0])
             if masters > 1:
                 b.dying.dead.set()
                 await b.revive()
         assert await b.ended(number) == "ERROR"
-        assert (await only(b, number))["restarts"] == 2
+        assert (await only(b, number)).restarts == 2
         assert len(b.engine.launched) == 7
 
     with_bench(tmp_path, script, check)
@@ -183,9 +184,8 @@ def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> 
 
 def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
-        number = (await b.service.create_experiment(config_of(SINGLE, max_restarts=0), activate=False))["experiment"][
-            "id"
-        ]
+        created = await b.service.create_experiment(config_of(SINGLE, max_restarts=0), activate=False)
+        number = created["experiment"].id
         await b.die()
         await b.start(at=1, after=True)
         task = asyncio.create_task(_steering.activate(b.service, number))
@@ -199,7 +199,7 @@ def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tm
         assert await b.ended(number) == "COMPLETED"
         (spec,) = b.engine.launched
         assert spec.trial_run_id > 8
-        assert (await only(b, number))["restarts"] == 0
+        assert (await only(b, number)).restarts == 0
 
     with_bench(tmp_path, train, check)
 
@@ -256,7 +256,7 @@ def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None
         b.engine.kill_process(b.engine.running[0])
         assert await b.ended(number) == "COMPLETED"
         done = await only(b, number)
-        assert (done["state"], done["error"]) == ("COMPLETED", None)
+        assert (done.state, done.error) == ("COMPLETED", None)
         canceled = await b.create(SINGLE, max_restarts=0)
         await b.until(lambda: b.engine.running)
         await _steering.cancel(b.service, canceled)

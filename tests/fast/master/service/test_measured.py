@@ -44,7 +44,7 @@ def validating(name: str, *, completes: bool) -> Script:
 
 async def lines(b: Bench, number: int) -> list[str]:
     """Return the master's warnings in the logs of the trials."""
-    pages = [await b.service.logs(t["id"]) for t in await b.service.trials(number)]
+    pages = [await b.service.logs(t.id) for t in await b.service.trials(number)]
     return [line["log"] for page in pages for line in page["lines"] if line["level"] == "WARNING"]
 
 
@@ -53,7 +53,7 @@ def test_a_search_that_nobody_told_anything_ends_in_error(tmp_path: Path, search
     async def check(b: Bench) -> None:
         number = await b.create(searcher)
         assert await b.ended(number) == "ERROR"
-        assert (await b.service.experiment(number))["error"] == NOBODY
+        assert (await b.service.experiment(number)).error == NOBODY
         assert await lines(b, number) == [NOBODY + "\n"], "once, and as soon as it is known"
 
     with_bench(tmp_path, validating("accuracy", completes=False), check)
@@ -64,7 +64,7 @@ def test_what_operations_are_completed_with_counts_but_says_nothing_of_the_best(
         number = await b.create(HALVING)
         assert await b.ended(number) == "COMPLETED"
         view = await b.service.experiment(number)
-        assert (view["remarks"], view["best_trial_id"], view["error"]) == ([NOBODY], None, None)
+        assert (view.remarks, view.best_trial_id, view.error) == ([NOBODY], None, None)
         assert await lines(b, number) == [NOBODY + "\n"]
 
     with_bench(tmp_path, validating("accuracy", completes=True), check)
@@ -74,7 +74,7 @@ def test_equal_metrics_of_different_hyperparameters_are_remarked(tmp_path: Path)
     async def check(b: Bench) -> None:
         number = await b.create(RANDOM)
         assert await b.ended(number) == "COMPLETED"
-        (remark,) = (await b.service.experiment(number))["remarks"]
+        (remark,) = (await b.service.experiment(number)).remarks
         assert remark == "all 3 trials report the same `loss`: does the script use lr?"
         assert await lines(b, number) == []
 

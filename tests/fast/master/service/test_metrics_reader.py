@@ -26,8 +26,8 @@ def test_parts_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
-            trials = [(await b.service.create_trial(number, {}))["id"] for _ in range(2)]
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"].id
+            trials = [(await b.service.create_trial(number, {})).id for _ in range(2)]
             for trial in trials:
                 await b.service.start_trial(trial, resume=False)
                 for group in ("training", "validation"):
@@ -41,11 +41,11 @@ def test_parts_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert [len(rows) for rows in parts] == [5] * 5 + [3]
             expected = [(t, g, s) for t in trials for g in ("training", "validation") for s in range(1, 8)]
             views = [row for rows in parts for row in rows]
-            assert [(row["trial_id"], row["group"], row["total_batches"]) for row in views] == expected
-            assert [row["id"] for row in views] == list(range(1, 29))
+            assert [(row.trial_id, row.group, row.total_batches) for row in views] == expected
+            assert [row.id for row in views] == list(range(1, 29))
             assert sum(counts) == 28
             rest = b.service.metrics(trials, after=26)
-            assert [row["id"] for row in await rest.read(5)] == [27, 28]
+            assert [row.id for row in await rest.read(5)] == [27, 28]
             with pytest.raises(NotFound):
                 await b.service.metrics([trials[0], 99]).read(5)
 

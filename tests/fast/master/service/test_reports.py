@@ -62,7 +62,7 @@ def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
             await s.set_metadata(spec.trial_id, {"a": 1})
             await s.early_exit(spec.trial_id, "EXITED_REASON_INVALID_HP")
         first, *_ = await s.metrics([spec.trial_id], "training").read(100)
-        assert (first["total_batches"], first["metrics"]) == (1, {"loss": 1.5})
+        assert (first.total_batches, first.metrics) == (1, {"loss": 1.5})
         assert len(await s.checkpoints(spec.experiment_id)) == 1
         assert await s.get_metadata(spec.trial_id) == {"a": 1}
 
@@ -144,10 +144,10 @@ def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path:
         number = await b.create(SINGLE)
         assert await b.ended(number) == "ERROR"  # the search has closed the trial, so that it does not run again
         (trial,) = await b.service.trials(number)
-        assert trial["operation_completed"] and len(b.engine.launched) == 1
-        assert trial["best_validation"] is not None and trial["best_validation"]["metric"] == 0.25
-        assert [c["uuid"] for c in await b.service.checkpoints(number)] == ["saved"]
-        assert await b.service.get_metadata(trial["id"]) == {"note": "mine"}
+        assert trial.operation_completed and len(b.engine.launched) == 1
+        assert trial.best_validation is not None and trial.best_validation.metric == 0.25
+        assert [c.uuid for c in await b.service.checkpoints(number)] == ["saved"]
+        assert await b.service.get_metadata(trial.id) == {"note": "mine"}
         await b.check_replay(number)
 
     with_bench(tmp_path, script, check)
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_latest
         await b.until(lambda: len(b.engine.launched) == 2)
         assert b.engine.launched[1].latest_checkpoint == "saved"
         kept = await b.service.checkpoint("saved")
-        assert (kept["state"], kept["resources"], kept["allocation_id"]) == (
+        assert (kept.state, kept.resources, kept.allocation_id) == (
             "COMPLETED",
             {"f": 7},
             trial.spec.allocation_id,
@@ -198,7 +198,7 @@ def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
         await b.until(lambda: b.engine.running)
         await s.report_metrics(number, 2, "training", 2, {"loss": 0.25})
         rows = await s.metrics([number], "training").read(100)
-        assert [(r["total_batches"], r["metrics"]) for r in rows] == [
+        assert [(r.total_batches, r.metrics) for r in rows] == [
             (1, {"loss": 1.0, "speed": 2.0}),
             (2, {"loss": 0.25}),
         ]
@@ -212,12 +212,12 @@ def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         await s.progress(number, 2.0)
-        assert (await s.trial(number))["progress"] == 0.5
-        assert (await s.experiment(1))["progress"] == 0.5
+        assert (await s.trial(number)).progress == 0.5
+        assert (await s.experiment(1)).progress == 0.5
         await s.progress(number, 0.75, is_raw=True)
-        assert (await s.experiment(1))["progress"] == 0.75
+        assert (await s.experiment(1)).progress == 0.75
         await s.set_status(number, "warming up")
-        assert (await s.trial(number))["status"] == "warming up"
+        assert (await s.trial(number)).status == "warming up"
         for wrong in (
             {"a.b": 1},
             {"k" * 51: 1},
@@ -283,7 +283,7 @@ def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_path: 
     async def check(b: Bench) -> None:
         number = await b.create(searcher)
         assert await b.ended(number) == "ERROR"
-        assert "'epoch'" in str((await b.service.experiment(number))["error"])
+        assert "'epoch'" in str((await b.service.experiment(number)).error)
 
     with_bench(tmp_path, script, check)
 
@@ -316,8 +316,8 @@ def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
             await b.service.best_validation(99)
         assert await b.ended(number) == "COMPLETED"
         best = await b.service.best_trial(number)
-        assert best is not None and best["best_validation"] is not None
-        assert await b.service.best_validation(number) == best["best_validation"]["metric"]
+        assert best is not None and best.best_validation is not None
+        assert await b.service.best_validation(number) == best.best_validation.metric
 
     with_bench(tmp_path, train, check)
 
@@ -327,17 +327,17 @@ def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         await trial.report("training", 1, loss=1.0)
-        assert (await s.trial(number))["progress"] == 0.25
+        assert (await s.trial(number)).progress == 0.25
         await s.progress(number, 3)
-        assert (await s.trial(number))["progress"] == 0.75, "what it says counts"
+        assert (await s.trial(number)).progress == 0.75, "what it says counts"
         await trial.report("training", 4, loss=1.0)
         await s.complete_operation(number, 4, 1.0)
         assert await b.ended(trial.spec.experiment_id) == "COMPLETED"
-        assert (await s.trial(number))["progress"] == 1.0
+        assert (await s.trial(number)).progress == 1.0
         epochs = await b.create({"name": "single", "max_length": {"epochs": 50}})
         await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
         other = Trial(b.engine.launched[1], b.engine)
         await other.report("training", 10, loss=1.0)
-        assert (await s.trials(epochs))[0]["progress"] == 0.0, "its steps are not epochs"
+        assert (await s.trials(epochs))[0].progress == 0.0, "its steps are not epochs"
 
     with_bench(tmp_path, idle, check)

@@ -53,15 +53,15 @@ def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> Non
             assert await b.ended(number) == "COMPLETED"
             await b.check_replay(number)
             found = await b.service.trials(number)
-            assert {t["state"] for t in found} == {"COMPLETED"}
+            assert {t.state for t in found} == {"COMPLETED"}
             assert len(found) == SEARCHES[search].get("max_trials", 1)
             assert b.engine.most == min(slots, len(found))
             best = await b.service.best_trial(number)
-            assert best is not None and best["best_validation"] is not None
-            lowest = min(t["best_validation"]["metric"] for t in found if t["best_validation"])
-            assert best["best_validation"]["metric"] == lowest
+            assert best is not None and best.best_validation is not None
+            lowest = min(t.best_validation.metric for t in found if t.best_validation)
+            assert best.best_validation.metric == lowest
             view = await b.service.experiment(number)
-            assert view["progress"] == 1.0
+            assert view.progress == 1.0
             assert not b.service.live.experiments and not b.service.live.trials
 
     asyncio.run(main())
@@ -73,7 +73,7 @@ def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
             axes = {"lr": {"type": "categorical", "vals": [0.1, 0.2, 0.3]}, "b": {"type": "const", "val": 1}}
             number = await b.create({"name": "grid", "max_length": 1}, hyperparameters=axes)
             assert await b.ended(number) == "COMPLETED"
-            found = [t["hparams"] for t in await b.service.trials(number)]
+            found = [t.hparams for t in await b.service.trials(number)]
             assert found == [{"b": 1, "lr": lr} for lr in (0.3, 0.2, 0.1)]
 
     asyncio.run(main())
@@ -95,17 +95,17 @@ def test_a_method_of_the_users_own(tmp_path: Path, how: str) -> None:
         async with bench(tmp_path, train) as b:
             searcher = {"name": "custom", "class": "twice:Twice", "how": how}
             created = await b.service.create_experiment(config_of(searcher), packed(tmp_path))
-            number = created["experiment"]["id"]
+            number = created["experiment"].id
             await b.until(lambda: b.engine.launched)
             b.dying.dead.set()
             await b.revive()
             if how == "badly":
                 assert await b.ended(number) == "ERROR"
-                assert "no idea" in str((await b.service.experiment(number))["error"])
+                assert "no idea" in str((await b.service.experiment(number)).error)
                 return
             assert await b.ended(number) == "COMPLETED"
             (trial,) = await b.service.trials(number)
-            assert (trial["operation_length"], trial["hparams"]) == (4, {"lr": 0.5})
+            assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
             assert await b.service.context_archive(number)
 
     asyncio.run(main())
@@ -121,9 +121,9 @@ def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) 
             (folder / "twice.py").write_text("import nothing_of_that_name")
             b.dying.dead.set()
             await b.revive()
-            number = created["experiment"]["id"]
+            number = created["experiment"].id
             assert await b.ended(number) == "ERROR"
-            assert "nothing_of_that_name" in str((await b.service.experiment(number))["error"])
+            assert "nothing_of_that_name" in str((await b.service.experiment(number)).error)
             assert await b.ended(other) == "COMPLETED"
 
     asyncio.run(main())

@@ -76,7 +76,7 @@ def test_steps_of_an_experiment_are_published_after_they_are_recorded(tmp_path: 
             (trial,) = await b.service.trials(number)
             changed = changes.since(cursor)
             assert changed is not None
-            expected = {("experiment", number), ("trial", trial["id"]), ("metrics", trial["id"])}
+            expected = {("experiment", number), ("trial", trial.id), ("metrics", trial.id)}
             assert expected <= set(changed)
             cursor = changes.cursor
             await _steering.archive(b.service, number)

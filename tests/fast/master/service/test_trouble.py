@@ -37,11 +37,11 @@ class Refusing:
 def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(b_config(), activate=False))["experiment"]["id"]
+            number = (await b.service.create_experiment(b_config(), activate=False))["experiment"].id
             Refusing(b.dying, 1)
             with pytest.raises(StoreError, match="disk is full"):  # answered 503: clients ask again
                 await _steering.activate(b.service, number)
-            assert (await b.service.experiment(number))["state"] == "PAUSED"
+            assert (await b.service.experiment(number)).state == "PAUSED"
             await asyncio.sleep(0.05)
             assert not b.engine.launched, "nothing was done that was not kept"
             await _steering.activate(b.service, number)
@@ -69,7 +69,7 @@ def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> No
             good = [asyncio.create_task(b.service.create_experiment(b_config())) for _ in range(3)]
             with pytest.raises(MasterError, match="a broken write"):
                 await bad
-            numbers = [(await g)["experiment"]["id"] for g in good]
+            numbers = [(await g)["experiment"].id for g in good]
             assert len(set(numbers)) == 3
             for number in numbers:
                 assert await b.ended(number) == "COMPLETED"
@@ -142,12 +142,12 @@ def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> 
 def test_deletion_of_a_checkpoint_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(b_config(), unmanaged=True))["experiment"]["id"]
-            task = (await b.service.create_trial(number, {}))["task_id"]
+            number = (await b.service.create_experiment(b_config(), unmanaged=True))["experiment"].id
+            task = (await b.service.create_trial(number, {})).task_id
             await b.service.register_checkpoint("c", task, metadata={"steps_completed": 1}, resources={"f": 1})
             refusing = Refusing(b.dying, 1)
             await _retention.delete(b.service, ["c"])
-            while (await b.service.checkpoint("c"))["state"] != "DELETED":
+            while (await b.service.checkpoint("c")).state != "DELETED":
                 await asyncio.sleep(0.05)
             assert refusing.left == 0
 
@@ -190,7 +190,7 @@ def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             await b.service.stop()
             assert await poll is False
-            assert (await waiter)["state"] == "ACTIVE"
+            assert (await waiter).state == "ACTIVE"
             with pytest.raises(Stopping):
                 await _steering.pause(b.service, number)
             assert b.engine.running, "trials go on"

@@ -21,11 +21,11 @@ def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
         async with bench(tmp_path, train) as b:
             s = b.service
             made = await asyncio.gather(*(s.put_experiment("E", CONFIG) for _ in range(3)))
-            assert len({c["experiment"]["id"] for c in made}) == 1
-            number = made[0]["experiment"]["id"]
+            assert len({c["experiment"].id for c in made}) == 1
+            number = made[0]["experiment"].id
             trials = await asyncio.gather(*(s.put_trial(number, "T", {"lr": 1}) for _ in range(3)))
-            assert {t["id"] for t in trials} == {trials[0]["id"]} and trials[0]["task_id"] == f"{number}.T"
-            trial = trials[0]["id"]
+            assert {t.id for t in trials} == {trials[0].id} and trials[0].task_id == f"{number}.T"
+            trial = trials[0].id
             assert await s.start_trial(trial, resume=False) == {
                 "trial_run_id": 1,
                 "steps_completed": 0,
@@ -33,12 +33,12 @@ def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
             }
             with pytest.raises(WrongState, match="resume"):
                 await s.start_trial(trial, resume=False)
-            assert (await s.patch_trial(trial, state="RUNNING"))["state"] == "RUNNING"
-            assert (await s.experiment(number))["state"] == "RUNNING"
+            assert (await s.patch_trial(trial, state="RUNNING")).state == "RUNNING"
+            assert (await s.experiment(number)).state == "RUNNING"
             await s.progress(trial, 0.25, is_raw=True)
-            assert (await s.trial(trial))["progress"] == 0.25
+            assert (await s.trial(trial)).progress == 0.25
             await s.progress(trial, 75_000_000)
-            assert (await s.trial(trial))["progress"] == 0.75
+            assert (await s.trial(trial)).progress == 0.75
             await s.report_metrics(trial, 1, "validation", 3, {"loss": 0.5})
             assert await s.journal(trial, 1, 0, []) == 0
             await s.register_checkpoint("c", f"{number}.T", metadata={"steps_completed": 3}, resources={})
@@ -48,11 +48,11 @@ def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
                 await s.report_metrics(trial, 1, "validation", 4, {"loss": 0.5})
             with pytest.raises(Invalid, match="state"):
                 await s.patch_trial(trial, state="DREAMING")
-            assert (await s.patch_trial(trial, state="COMPLETED"))["state"] == "COMPLETED"
+            assert (await s.patch_trial(trial, state="COMPLETED")).state == "COMPLETED"
             with pytest.raises(Fenced):
                 await s.progress(trial, 0.5, is_raw=True)
             ended = await s.wait_experiment(number, 10)
-            assert ended["state"] == "COMPLETED" and ended["best_metric"] == 0.5
+            assert ended.state == "COMPLETED" and ended.best_metric == 0.5
             for refused in (
                 _steering.pause(s, number),
                 _steering.kill(s, number),
@@ -85,13 +85,13 @@ def test_a_managed_experiment_takes_none_of_it(tmp_path: Path) -> None:
 def test_who_gives_no_sign_of_life_is_taken_for_dead(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train, unmanaged_timeout=5, sweep_interval=0.05) as b:
-            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
-            quiet, alive = [(await b.service.create_trial(number, {}))["id"] for _ in range(2)]
-            while (await b.service.trial(quiet))["state"] != "ERROR":
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"].id
+            quiet, alive = [(await b.service.create_trial(number, {})).id for _ in range(2)]
+            while (await b.service.trial(quiet)).state != "ERROR":
                 await b.service.patch_trial(alive)
                 await asyncio.sleep(0.05)
-            assert (await b.service.trial(quiet))["state"] == "ERROR"
-            assert (await b.service.trial(alive))["end_time"] is None
+            assert (await b.service.trial(quiet)).state == "ERROR"
+            assert (await b.service.trial(alive)).end_time is None
 
     asyncio.run(main())
 
@@ -103,11 +103,11 @@ def test_jump_of_the_clock_buries_no_trial_that_lives(tmp_path: Path, monkeypatc
     async def main() -> None:
         nonlocal ahead
         async with bench(tmp_path, train, unmanaged_timeout=300, sweep_interval=0.01) as b:
-            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
-            trial = (await b.service.create_trial(number, {}))["id"]
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"].id
+            trial = (await b.service.create_trial(number, {})).id
             ahead = 600.0  # the machine slept
             await asyncio.sleep(0.1)  # some sweeps
-            assert (await b.service.trial(trial))["state"] == "ACTIVE"
+            assert (await b.service.trial(trial)).state == "ACTIVE"
 
     asyncio.run(main())
 
@@ -115,8 +115,8 @@ def test_jump_of_the_clock_buries_no_trial_that_lives(tmp_path: Path, monkeypatc
 def test_trials_are_paged_filtered_and_sorted(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
-            ids = [(await b.service.create_trial(number, {}))["id"] for _ in range(5)]
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"].id
+            ids = [(await b.service.create_trial(number, {})).id for _ in range(5)]
             for trial, loss in zip(ids[:4], [0.3, 0.1, 0.4, 0.2], strict=True):
                 await b.service.start_trial(trial, resume=False)
                 await b.service.report_metrics(trial, 1, "validation", 1, {"loss": loss})
@@ -128,7 +128,7 @@ def test_trials_are_paged_filtered_and_sorted(tmp_path: Path) -> None:
                 views, total = await b.service.page_of_trials(
                     number, states=states, best_first=best_first, limit=limit, offset=offset
                 )
-                return [view["id"] for view in views], total
+                return [view.id for view in views], total
 
             assert await page([], best_first=False, limit=2, offset=1) == (ids[1:3], 5)
             assert await page([], best_first=True, limit=4, offset=0) == ([ids[1], ids[3], ids[0], ids[2]], 5)
