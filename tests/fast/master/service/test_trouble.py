@@ -93,7 +93,7 @@ def test_effect_that_fails_leaves_what_was_decided(tmp_path: Path, caplog: pytes
             more = asyncio.create_task(b.create(SINGLE))
             await bad
             numbers = [await creating, await more]
-            assert [view["id"] for view in await b.service.experiments()] == numbers
+            assert [view.id for view in await b.service.experiments()] == numbers
             assert done == [1]
             assert "ZeroDivisionError" in caplog.text
 
