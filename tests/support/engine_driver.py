@@ -74,7 +74,7 @@ async def main(home: Path, plan: Path, path: Path) -> None:
 
 def _spec(name: str, script: str) -> LaunchSpec:
     return LaunchSpec(
-        name, name[:-2], 1, 1, 1, 1, {}, {}, [0], "token", "http://127.0.0.1:8080", ["sh", "-c", script]
+        name, name[:-2], 1, 1, 1, 1, {}, {}, 1, [0], "token", "http://127.0.0.1:8080", ["sh", "-c", script]
     )  # fmt: skip
 
 

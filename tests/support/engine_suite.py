@@ -392,7 +392,7 @@ class EngineSuite(ABC):
     ) -> AsyncIterator[Bench]:
         """Yield a bench with an engine at work in ``folder``, and a listener."""
         bench = Bench(self.make_engine(folder / "home", slots))
-        assert len(bench.engine.slots) == slots
+        assert bench.engine.pool.slots == slots
         await bench.engine.recover(known or {}, bench)
         task = asyncio.create_task(bench.listen())
         try:
@@ -458,7 +458,7 @@ def spec(name: str, script: str = "exit 0", *, context: Path | None = None) -> L
     """Return an allocation that runs a shell script on slot 1."""
     return LaunchSpec(
         allocation_id=key(name), task_id=f"1.{name}", experiment_id=1, trial_id=1, trial_run_id=1, trial_seed=3,
-        hparams={}, config={}, slot_ids=[1], session_token="token", master_url="http://127.0.0.1:8080",
+        hparams={}, config={}, slots=1, slot_ids=[1], session_token="token", master_url="http://127.0.0.1:8080",
         command=["sh", "-c", script], context=context, interpreter=sys.executable,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from det_core.master._settings import MasterSettings
 from det_core.master.api import create_app
+from det_core.master.engines import Pool
 from det_core.master.service import Service
 from det_core.master.store import Store
 from support import schema
@@ -84,7 +85,7 @@ class Bench:
         schema.place(folder / "master.db")
         self.store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.settings = MasterSettings(home=folder, **settings)
-        self.engine = ScriptedTrials(script, slots=list(range(slots)))
+        self.engine = ScriptedTrials(script, Pool(slots))
         self.deaths = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -16,7 +16,7 @@ import uvicorn
 from det_core.master._settings import MasterSettings
 from det_core.master.api import Limits, create_app, server_config
 from det_core.master.api._limits import DEFAULT_LIMITS
-from det_core.master.engines import LaunchSpec
+from det_core.master.engines import LaunchSpec, Pool
 from det_core.master.service import Service
 from det_core.master.store import Store
 from support import schema
@@ -79,7 +79,7 @@ class Running:
     async def _live(self, folder: Path, limit: int, limits: Limits) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.engine = ScriptedEngine(slots=list(range(256)))
+        self.engine = ScriptedEngine(Pool(256))
         schema.place(folder / "master.db")
         self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))

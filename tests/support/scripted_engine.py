@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener
+from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener, Pool
 
 
 @dataclass
@@ -14,14 +14,14 @@ class ScriptedEngine:
     """Engine that keeps its launches; an allocation ends when it is killed, or when the test says so by :meth:`end`.
 
     Attributes:
-        slots: the ids of its slots.
+        pool: where it runs them.
         launched: what was launched, in order; never removed.
         running: what has not ended, by allocation id.
         graces: seconds that each allocation was given to end.
         listener: who takes logs and journals, once the service has started.
     """
 
-    slots: list[int] = field(default_factory=lambda: [0, 1])
+    pool: Pool = field(default_factory=lambda: Pool(2))
     launched: list[LaunchSpec] = field(default_factory=list)
     running: dict[str, LaunchSpec] = field(default_factory=dict)
     graces: dict[str, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from det_core.master._errors import Fenced, Stopping
-from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener
+from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener, Pool
 from det_core.master.service import Service, _preemption
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class ScriptedTrials:
 
     Attributes:
         script: what every allocation runs.
-        slots: the ids of its slots.
+        pool: where it runs them.
         launched: what was launched, in order.
         most: the most that ran at once.
         graces: seconds that each allocation was given to end.
@@ -114,7 +114,7 @@ class ScriptedTrials:
     """
 
     script: Script
-    slots: list[int] = field(default_factory=lambda: [0])
+    pool: Pool = field(default_factory=lambda: Pool(1))
     launched: list[LaunchSpec] = field(default_factory=list)
     most: int = 0
     graces: dict[str, float] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from det_core.master.engines._slots import Slots
 from det_core.master.engines._variables import free_place, variables, write_info
 from det_core.master.engines._verdict import Seen, never_launched
 from det_core.master.engines._watch import RETRY, Watch
-from det_core.master.scheduler import Cause
+from det_core.master.scheduler import Cause, Pool
 
 logger = logging.getLogger("det_core")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -50,9 +50,9 @@ class LocalEngine:
         self._events: asyncio.Queue[Ended] = asyncio.Queue()
 
     @property
-    def slots(self) -> list[int]:
-        """The ids of all slots there are."""
-        return list(range(self._slots.count))
+    def pool(self) -> Pool:
+        """Slots of this machine."""
+        return Pool(self._slots.count)
 
     async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
         """Begin; see :class:`~det_core.master.engines.Engine`."""
@@ -76,8 +76,8 @@ class LocalEngine:
             raise ValueError(f"allocation id {spec.allocation_id!r}: expected letters, digits, '.', '_' and '-'")
         if spec.allocation_id in self._watches:
             raise ValueError(f"allocation {spec.allocation_id} was launched before")
-        if unknown := set(spec.slot_ids) - set(self.slots):
-            raise ValueError(f"allocation {spec.allocation_id}: slot {min(unknown)} not found among {self.slots}")
+        if unknown := set(spec.slot_ids) - set(self.pool.slot_ids):
+            raise ValueError(f"allocation {spec.allocation_id}: slot {min(unknown)} is not one of {self._slots.count}")
         folder = self._folder(spec.allocation_id)
         self._watches[spec.allocation_id] = watch = Watch(spec.allocation_id, folder)
         self._places[spec.allocation_id] = place = free_place(set(self._places.values()))

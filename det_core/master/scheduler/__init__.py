@@ -6,6 +6,7 @@ from det_core.master.scheduler._placement import (
     Decision,
     PendingAllocation,
     Placement,
+    Pool,
     RunningAllocation,
     decide,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "PendingAllocation",
     "Phase",
     "Placement",
+    "Pool",
     "RunningAllocation",
     "State",
     "Step",

@@ -1,4 +1,4 @@
-"""Placement: which allocations get slots, by age within a priority, and which lower priorities stop for them."""
+"""Placement: which allocations start, by age within a priority, and which of lower priorities stop for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,29 @@ from dataclasses import dataclass
 
 DEFAULT_PRIORITY = 42
 """Priority of experiments without one; 1 is served first, 99 last."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Where allocations run."""
+
+    slots: int
+    """Number of slots, whose IDs count from 0; with :attr:`queues`, number of allocations in flight."""
+    queues: bool = False
+    """Whether a cluster gives out its slots itself, to allocations that queue there."""
+    slots_per_node: int | None = None
+    """Number of slots that one node has; None: all are on one node."""
+
+    @property
+    def slot_ids(self) -> range:
+        """IDs of the slots; none where the cluster gives them out."""
+        return range(0 if self.queues else self.slots)
+
+    def count_nodes(self, slots: int) -> int:
+        """Return how many nodes an allocation of that many slots runs on."""
+        if self.slots_per_node is None:
+            return 1
+        return max(-(-slots // self.slots_per_node), 1)
 
 
 @dataclass(frozen=True)
@@ -36,10 +59,14 @@ class RunningAllocation:
     allocation_id: str
     experiment_id: int
     trial_id: int
-    slot_ids: tuple[int, ...]
+    slots: int
+    slot_ids: tuple[int, ...] = ()
+    """IDs of its slots, where the pool has them."""
     priority: int = DEFAULT_PRIORITY
     ending: bool = False
     """Whether it was told to stop, so that its slots will be free soon."""
+    queued: bool = False
+    """Whether it queues in the cluster, so that nothing is lost when it is stopped."""
 
     @property
     def turn(self) -> tuple[int, int, int]:
@@ -64,9 +91,7 @@ class Decision:
     """Allocations to stop, so that one of a higher priority can start when they have ended."""
 
 
-def decide(
-    running: Sequence[RunningAllocation], pending: Sequence[PendingAllocation], slots: Sequence[int]
-) -> Decision:
+def decide(running: Sequence[RunningAllocation], pending: Sequence[PendingAllocation], pool: Pool) -> Decision:
     """Decide which allocations start and which stop; equal arguments, in any order, give equal decisions.
 
     Allocations are served by priority, and within one the older experiment and its older trial first. The first that
@@ -75,27 +100,32 @@ def decide(
     than there is. For one that does not fit, allocations of lower priorities stop, the lowest and latest first, and no
     more than it needs; if all of them would not suffice, none.
 
+    In a pool that queues, each allocation takes one place, whatever its slots, and those that still queue in the
+    cluster stop before those that run.
+
     Args:
         running: All allocations that hold slots, also those about to end.
         pending: All that wait.
-        slots: IDs of all slots.
+        pool: Where they run.
     """
-    return _Round(running, slots).serve(sorted(pending, key=lambda allocation: allocation.turn))
+    return _Round(running, pool).serve(sorted(pending, key=lambda allocation: allocation.turn))
 
 
 class _Round:
     """One decision in the making."""
 
-    def __init__(self, running: Sequence[RunningAllocation], slots: Sequence[int]) -> None:
-        self._slots = frozenset(slots)
-        self._free = sorted(self._slots - {slot for allocation in running for slot in allocation.slot_ids})
+    def __init__(self, running: Sequence[RunningAllocation], pool: Pool) -> None:
+        self._pool = pool
+        self._free_ids = sorted(set(pool.slot_ids) - {slot for allocation in running for slot in allocation.slot_ids})
+        self._free = max(pool.slots - len(running), 0) if pool.queues else len(self._free_ids)
+        """Places: slots, or allocations in flight."""
         self._coming = sum(self._yield_of(allocation) for allocation in running if allocation.ending)
-        """Slots that come free and are not promised yet."""
+        """Places that come free and are not promised yet."""
         candidates = [allocation for allocation in running if not allocation.ending]
-        self._victims = sorted(candidates, key=lambda allocation: allocation.turn, reverse=True)
+        self._victims = sorted(candidates, key=lambda victim: (victim.queued, victim.turn), reverse=True)
         self._used: Counter[int] = Counter()
         for allocation in running:
-            self._used[allocation.experiment_id] += len(allocation.slot_ids)
+            self._used[allocation.experiment_id] += allocation.slots
         self._start: list[Placement] = []
         self._preempt: list[RunningAllocation] = []
 
@@ -103,10 +133,11 @@ class _Round:
         """Return the decision on allocations in the order of their turns."""
         is_open = True
         for allocation in queue:
-            limit = len(self._slots) if allocation.max_slots is None else allocation.max_slots
-            if allocation.slots == 0:
+            need = self._need_of(allocation)
+            exceeds = allocation.max_slots is not None and allocation.slots > allocation.max_slots
+            if need == 0:
                 self._start.append(Placement(allocation, ()))
-            elif allocation.slots > min(limit, len(self._slots)):
+            elif exceeds or need > self._pool.slots:
                 continue  # it can never run, and must not hold up those that can
             elif is_open and self._is_within_limit(allocation):
                 is_open = self._place(allocation)
@@ -119,7 +150,8 @@ class _Round:
 
     def _place(self, allocation: PendingAllocation) -> bool:
         """Start an allocation, or keep slots for it; return False if it needs more than can be had."""
-        missing = allocation.slots - len(self._free)
+        need = self._need_of(allocation)
+        missing = need - self._free
         if missing > 0:
             victims = self._choose_victims(allocation, missing - self._coming)
             if victims is None:
@@ -127,15 +159,17 @@ class _Round:
             self._preempt += victims
             self._victims = [victim for victim in self._victims if victim not in victims]
             self._coming += sum(map(self._yield_of, victims)) - missing
-            self._free = []
+            self._free = 0
         else:
-            self._start.append(Placement(allocation, tuple(self._free[: allocation.slots])))
-            self._free = self._free[allocation.slots :]
+            slot_ids = () if self._pool.queues else tuple(self._free_ids[:need])
+            self._start.append(Placement(allocation, slot_ids))
+            self._free_ids = self._free_ids[len(slot_ids) :]
+            self._free -= need
         self._used[allocation.experiment_id] += allocation.slots
         return True
 
     def _choose_victims(self, allocation: PendingAllocation, missing: int) -> list[RunningAllocation] | None:
-        """Return victims that free ``missing`` slots for an allocation, or None if there are not enough."""
+        """Return victims that free ``missing`` places for an allocation, or None if there are not enough."""
         chosen: list[RunningAllocation] = []
         for victim in self._victims:
             if missing <= 0:
@@ -152,6 +186,12 @@ class _Round:
                 missing += self._yield_of(victim)
         return chosen
 
+    def _need_of(self, allocation: PendingAllocation) -> int:
+        """Return how many places an allocation takes."""
+        return 1 if self._pool.queues else allocation.slots
+
     def _yield_of(self, allocation: RunningAllocation) -> int:
-        """Return how many slots come free when an allocation ends; a slot may be gone since it started."""
-        return len(self._slots.intersection(allocation.slot_ids))
+        """Return how many places come free when an allocation ends; a slot may be gone since it started."""
+        if self._pool.queues:
+            return 1
+        return sum(slot in self._pool.slot_ids for slot in allocation.slot_ids)

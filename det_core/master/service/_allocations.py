@@ -6,20 +6,24 @@ import secrets
 from typing import TYPE_CHECKING
 
 from det_core import _clock
-from det_core.master.service._live import LiveAllocation, LiveTrial
+from det_core.master.service._live import LiveAllocation
 from det_core.master.store import allocations, checkpoints, tokens
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from det_core.master.scheduler import Placement
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
 
 
-def begin(hub: Hub, tx: Transaction, trial: LiveTrial, slot_ids: tuple[int, ...]) -> None:
-    """Give a trial its next allocation, on these slots."""
+def begin(hub: Hub, tx: Transaction, placement: Placement) -> None:
+    """Begin the allocation of a trial whose turn it is."""
+    trial = hub.live.trials[placement.pending.trial_id]
+    slots = placement.pending.slots
+    slot_ids = placement.slot_ids
     trial.run_id += 1
-    allocation = LiveAllocation(f"{trial.task_id}.{trial.run_id}", trial, trial.run_id, slot_ids)
+    allocation = LiveAllocation(f"{trial.task_id}.{trial.run_id}", trial, trial.run_id, slots, slot_ids)
     trial.allocation = hub.live.allocations[allocation.id] = allocation
     hub.live.queue.pop(trial.id, None)
     trial.queued = None
@@ -36,7 +40,7 @@ def begin(hub: Hub, tx: Transaction, trial: LiveTrial, slot_ids: tuple[int, ...]
             trial_id,
             allocation.run_id,
             state="RUNNING",
-            slots=len(slot_ids),
+            slots=slots,
             slot_ids=slot_ids,
             steps_completed=allocation.steps_completed,
             latest_checkpoint=allocation.latest_checkpoint,

@@ -71,10 +71,11 @@ def read_config(hub: Hub, config: str | Mapping[str, Any], overrides: Sequence[s
         raise Invalid(
             f"resources.max_slots is {spec.max_slots}: a trial of {spec.slots_per_trial} slot(s) could never start"
         )
-    slots, wanted = len(hub.engine.slots), spec.slots_per_trial
-    if not unmanaged and wanted > slots:
+    pool = hub.engine.pool
+    wanted = spec.slots_per_trial
+    if not unmanaged and not pool.queues and wanted > pool.slots:
         raise Invalid(
-            f"resources.slots_per_trial is {wanted}: this master has {slots} slot(s); for more, "
+            f"resources.slots_per_trial is {wanted}: this master has {pool.slots} slot(s); for more, "
             f"det-core master down, and det-core master up --slots {wanted}"
         )
     return spec

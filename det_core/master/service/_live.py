@@ -26,7 +26,8 @@ class LiveAllocation:
         id: ``"{task_id}.{run_id}"``.
         trial: the trial that runs in it.
         run_id: which run of the trial it is.
-        slot_ids: the slots it holds.
+        slots: the number of slots it holds.
+        slot_ids: their IDs, where the pool has them.
         ready: whether its processes run, so that it can be asked to stop; before, it can only be killed.
         preempt_time: when it was asked to stop; None: it was not.
         is_preempted: whether that is recorded, so that its processes may learn it.
@@ -40,6 +41,7 @@ class LiveAllocation:
     id: str
     trial: LiveTrial
     run_id: int
+    slots: int
     slot_ids: tuple[int, ...]
     ready: bool = False
     preempt_time: float | None = None

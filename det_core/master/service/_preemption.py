@@ -84,4 +84,4 @@ async def rendezvous(hub: Hub, allocation_id: str) -> RendezvousView:
     """
     await know_allocation(hub, allocation_id)
     allocation = live_allocation(hub, allocation_id)
-    return RendezvousView(addresses=["127.0.0.1"], rank=0, slots=[len(allocation.slot_ids)])
+    return RendezvousView(addresses=["127.0.0.1"], rank=0, slots=[allocation.slots])

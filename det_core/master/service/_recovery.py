@@ -162,6 +162,7 @@ def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> 
         id=row.id,
         trial=trial,
         run_id=row.run_id,
+        slots=row.slots,
         slot_ids=tuple(row.slot_ids),
         ready=True if before is None else before.ready,
         preempt_time=row.preempt_time,

@@ -146,6 +146,7 @@ class Runner:
             trial_seed=trial.seed,
             hparams=trial.hparams,
             config=spec.data,
+            slots=allocation.slots,
             slot_ids=allocation.slot_ids,
             session_token=token,
             master_url=settings.master_url,

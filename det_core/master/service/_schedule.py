@@ -18,11 +18,11 @@ def schedule(hub: Hub, tx: Transaction) -> None:
     live = hub.live
     if not live.queue:
         return
-    running = [_running(allocation) for allocation in live.allocations.values()]
+    running = [_running(allocation, queues=hub.engine.pool.queues) for allocation in live.allocations.values()]
     pending = [trial.queued for trial in live.queue.values() if trial.queued is not None]
-    decision = decide(running, pending, hub.engine.slots)
+    decision = decide(running, pending, hub.engine.pool)
     for placement in decision.start:
-        _allocations.begin(hub, tx, live.trials[placement.pending.trial_id], placement.slot_ids)
+        _allocations.begin(hub, tx, placement)
     for victim in decision.preempt:
         _allocations.ask_to_stop(hub, tx, live.allocations[victim.allocation_id], "one of a higher priority waits")
 
@@ -34,13 +34,15 @@ def reprioritise(hub: Hub, experiment_id: int) -> None:
             _trials.enqueue(hub, trial)
 
 
-def _running(allocation: LiveAllocation) -> RunningAllocation:
+def _running(allocation: LiveAllocation, *, queues: bool) -> RunningAllocation:
     trial = allocation.trial
     return RunningAllocation(
         allocation_id=allocation.id,
         experiment_id=trial.experiment.id,
         trial_id=trial.id,
+        slots=allocation.slots,
         slot_ids=allocation.slot_ids,
         priority=trial.experiment.priority,
         ending=allocation.ending,
+        queued=queues and not allocation.ready,
     )

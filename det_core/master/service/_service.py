@@ -91,7 +91,7 @@ class Service(Hub):
             cluster_id=self.settings.cluster_id,
             cluster_name=self.settings.cluster_name,
             version=self.settings.version,
-            slots=list(self.engine.slots),
+            slots=list(self.engine.pool.slot_ids),
             slots_in_use=sorted(used),
         )
 

@@ -315,8 +315,8 @@ def test_a_wrong_token_is_said(master: Running, command: Command, monkeypatch: p
 
 def test_a_master_that_is_there_is_described(master: Running, command: Command) -> None:
     told = command.json("master", "status")
-    assert (told["running"], told["url"], told["slots"]) == (True, master.url, len(master.engine.slots))
-    assert f"of {len(master.engine.slots)} in use" in command("master", "status")
+    assert (told["running"], told["url"], told["slots"]) == (True, master.url, master.engine.pool.slots)
+    assert f"of {master.engine.pool.slots} in use" in command("master", "status")
 
 
 def test_which_master_is_meant_is_the_same_for_all_commands(

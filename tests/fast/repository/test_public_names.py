@@ -61,8 +61,8 @@ PUBLIC = {
         storage_without_secrets
     """,
     "det_core.master.scheduler": """
-        DEFAULT_PRIORITY Cause Decision ExitKind Kept Losses Next PendingAllocation Phase Placement RunningAllocation
-        State Step TrialFacts after_exit classify decide expired
+        DEFAULT_PRIORITY Cause Decision ExitKind Kept Losses Next PendingAllocation Phase Placement Pool
+        RunningAllocation State Step TrialFacts after_exit classify decide expired
     """,
     "det_core.ipc": "Channel Communicator Communicators connect",
     "det_core.backend": "Backend LocalBackend",
@@ -72,7 +72,7 @@ PUBLIC = {
     """,
     "det_core.protocol": "Credential IDLE_TIMEOUT MasterSession credentials",
     "det_core.master.engines": """
-        Cause Ended Engine ExitReport LaunchSpec Listener LocalEngine LogLine Slots check_archive pack_files
+        Cause Ended Engine ExitReport LaunchSpec Listener LocalEngine LogLine Pool Slots check_archive pack_files
         read_archived unpack_archive
     """,
     "det_core.master.store": """

@@ -15,7 +15,7 @@ from det_core.master.engines._variables import variables
 GPUS = Slots(2, ("0", "1"))
 
 
-def told(folder: Path, slots: Slots, **more: Any) -> dict[str, str]:
+def told(folder: Path, gpus: Slots, **more: Any) -> dict[str, str]:
     known: dict[str, Any] = {
         "allocation_id": "1.a.1",
         "task_id": "1.a",
@@ -25,18 +25,19 @@ def told(folder: Path, slots: Slots, **more: Any) -> dict[str, str]:
         "trial_seed": 1,
         "hparams": {},
         "config": {},
+        "slots": 1,
         "slot_ids": [1],
         "session_token": "t",
         "master_url": "http://127.0.0.1:1",
         "command": ["true"],
         "environment": {"ON": "cpu"},
     }
-    return variables(LaunchSpec(**{**known, **more}), folder, folder, slots, 0)
+    return variables(LaunchSpec(**{**known, **more}), folder, folder, gpus, 0)
 
 
 def test_the_users_variables_are_those_for_the_device_it_gets(tmp_path: Path) -> None:
     assert told(tmp_path, GPUS, gpu_environment={"ON": "gpu"})["ON"] == "gpu"
-    assert told(tmp_path, GPUS, gpu_environment={"ON": "gpu"}, slot_ids=[])["ON"] == "cpu"
+    assert told(tmp_path, GPUS, gpu_environment={"ON": "gpu"}, slots=0)["ON"] == "cpu"
     assert told(tmp_path, Slots(2), gpu_environment={"ON": "gpu"})["ON"] == "cpu"
     assert told(tmp_path, GPUS)["ON"] == "cpu"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core.master.scheduler import Decision, PendingAllocation, Placement, RunningAllocation, decide
+from det_core.master.scheduler import Decision, PendingAllocation, Placement, Pool, RunningAllocation, decide
 
 
 def wants(
@@ -20,7 +20,7 @@ def wants(
 
 def runs(number: int, *slots: int, priority: int = 42, experiment: int = 1, ending: bool = False) -> RunningAllocation:
     """Return the ``number``-th allocation, which runs on ``slots``."""
-    return RunningAllocation(f"{experiment}.r{number}.1", experiment, number, slots, priority, ending)
+    return RunningAllocation(f"{experiment}.r{number}.1", experiment, number, len(slots), slots, priority, ending)
 
 
 def started(decision: Decision) -> dict[int, tuple[int, ...]]:
@@ -32,84 +32,113 @@ def stopped(decision: Decision) -> set[int]:
 
 
 def test_the_first_in_the_queue_get_the_lowest_slots() -> None:
-    assert started(decide([], [wants(3), wants(1), wants(2)], [0, 1])) == {1: (0,), 2: (1,)}
-    assert started(decide([runs(1, 0)], [wants(2, 2)], [0, 1, 2])) == {2: (1, 2)}
+    assert started(decide([], [wants(3), wants(1), wants(2)], Pool(2))) == {1: (0,), 2: (1,)}
+    assert started(decide([runs(1, 0)], [wants(2, 2)], Pool(3))) == {2: (1, 2)}
 
 
 def test_a_higher_priority_goes_first_whenever_it_came() -> None:
-    assert started(decide([], [wants(1), wants(2, priority=1)], [0])) == {2: (0,)}
+    assert started(decide([], [wants(1), wants(2, priority=1)], Pool(1))) == {2: (0,)}
 
 
 def test_nobody_passes_one_that_waits_for_many_slots() -> None:
-    decision = decide([runs(1, 0)], [wants(2, 2), wants(3), wants(4, priority=99)], [0, 1])
+    decision = decide([runs(1, 0)], [wants(2, 2), wants(3), wants(4, priority=99)], Pool(2))
     assert decision == Decision()
 
 
 def test_one_without_slots_never_waits() -> None:
-    assert started(decide([runs(1, 0)], [wants(2), wants(3, 0)], [0])) == {3: ()}
-    assert started(decide([], [wants(3, 0)], [])) == {3: ()}
+    assert started(decide([runs(1, 0)], [wants(2), wants(3, 0)], Pool(1))) == {3: ()}
+    assert started(decide([], [wants(3, 0)], Pool(0))) == {3: ()}
 
 
 def test_one_that_can_never_run_holds_up_nobody() -> None:
-    assert started(decide([], [wants(1, 3), wants(2, 2, most=1), wants(3, 2)], [0, 1])) == {3: (0, 1)}
+    assert started(decide([], [wants(1, 3), wants(2, 2, most=1), wants(3, 2)], Pool(2))) == {3: (0, 1)}
 
 
 def test_an_experiment_keeps_within_its_own_limit_and_others_pass_it() -> None:
     queue = [wants(2, most=2, experiment=1), wants(3, most=2, experiment=1), wants(4, experiment=2)]
-    assert started(decide([runs(1, 0)], queue, [0, 1, 2, 3])) == {2: (1,), 4: (2,)}
+    assert started(decide([runs(1, 0)], queue, Pool(4))) == {2: (1,), 4: (2,)}
 
 
 def test_lower_priorities_are_preempted_the_lowest_and_latest_first() -> None:
     running = [runs(1, 0, priority=50), runs(2, 1, priority=60), runs(3, 2, priority=60), runs(4, 3, priority=42)]
-    assert stopped(decide(running, [wants(5)], [0, 1, 2, 3])) == {3}
-    assert stopped(decide(running, [wants(5, 2)], [0, 1, 2, 3])) == {2, 3}
-    assert stopped(decide(running, [wants(5, 3)], [0, 1, 2, 3])) == {1, 2, 3}
-    assert stopped(decide(running, [wants(5, 4)], [0, 1, 2, 3])) == set()  # number 4 has its priority
+    assert stopped(decide(running, [wants(5)], Pool(4))) == {3}
+    assert stopped(decide(running, [wants(5, 2)], Pool(4))) == {2, 3}
+    assert stopped(decide(running, [wants(5, 3)], Pool(4))) == {1, 2, 3}
+    assert stopped(decide(running, [wants(5, 4)], Pool(4))) == set()  # number 4 has its priority
 
 
 def test_no_more_are_preempted_than_needed() -> None:
     running = [runs(1, 0, 1, 2, priority=50), runs(2, 3, priority=60)]
-    assert stopped(decide(running, [wants(3, 3)], [0, 1, 2, 3])) == {1}
-    assert stopped(decide([runs(1, 0, priority=99)], [wants(2)], [0, 1])) == set()  # a slot is free
+    assert stopped(decide(running, [wants(3, 3)], Pool(4))) == {1}
+    assert stopped(decide([runs(1, 0, priority=99)], [wants(2)], Pool(2))) == set()  # a slot is free
 
 
 def test_slots_that_come_free_anyway_are_waited_for() -> None:
     running = [runs(1, 0, ending=True), runs(2, 1, priority=99)]
-    assert decide(running, [wants(3, priority=1)], [0, 1]) == Decision()
-    assert stopped(decide(running, [wants(3, priority=1), wants(4, priority=1)], [0, 1])) == {2}
+    assert decide(running, [wants(3, priority=1)], Pool(2)) == Decision()
+    assert stopped(decide(running, [wants(3, priority=1), wants(4, priority=1)], Pool(2))) == {2}
 
 
 def test_what_is_kept_for_a_higher_priority_is_not_given_to_the_next() -> None:
     running = [runs(1, 0, priority=99)]
-    decision = decide(running, [wants(2, 2, priority=1), wants(3, priority=50)], [0, 1])
+    decision = decide(running, [wants(2, 2, priority=1), wants(3, priority=50)], Pool(2))
     assert stopped(decision) == {1}
     assert started(decision) == {}
 
 
 def test_several_of_a_high_priority_each_get_their_victim() -> None:
     running = [runs(n, n, priority=99) for n in range(4)]
-    assert stopped(decide(running, [wants(8, priority=1), wants(9, priority=1)], range(4))) == {2, 3}
+    assert stopped(decide(running, [wants(8, priority=1), wants(9, priority=1)], Pool(4))) == {2, 3}
 
 
 def test_slots_that_are_gone_help_nobody() -> None:
-    decision = decide([runs(1, 7, priority=99), runs(2, 0, priority=98)], [wants(3)], [0])
+    decision = decide([runs(1, 7, priority=99), runs(2, 0, priority=98)], [wants(3)], Pool(1))
     assert stopped(decision) == {2}
 
 
-Situation = tuple[list[RunningAllocation], list[PendingAllocation], list[int]]
+def in_flight(number: int, slots: int, *, priority: int = 42, queued: bool = False) -> RunningAllocation:
+    """Return an allocation in a pool that queues."""
+    return RunningAllocation(f"1.r{number}.1", 1, number, slots, (), priority, queued=queued)
+
+
+def test_pool_that_queues_takes_a_number_of_allocations_of_any_size() -> None:
+    pool = Pool(2, queues=True)
+    assert list(pool.slot_ids) == []
+    assert started(decide([], [wants(1, 64), wants(2, 8), wants(3)], pool)) == {1: (), 2: ()}
+    assert started(decide([in_flight(1, 64)], [wants(2, 0), wants(3)], pool)) == {2: ()}
+
+
+def test_pool_that_queues_counts_the_slots_of_each_experiment() -> None:
+    queue = [wants(2, 8, most=16), wants(3, 8, most=16), wants(4, 32, most=16)]
+    assert started(decide([in_flight(1, 8)], queue, Pool(10, queues=True))) == {2: ()}
+
+
+def test_allocations_that_queue_in_the_cluster_stop_first() -> None:
+    running = [in_flight(1, 8, priority=60, queued=True), in_flight(2, 1, priority=99), in_flight(3, 1, priority=60)]
+    pool = Pool(3, queues=True)
+    assert stopped(decide(running, [wants(4, 4)], pool)) == {1}
+    assert stopped(decide(running, [wants(4), wants(5)], pool)) == {1, 2}
+
+
+def test_nodes_of_an_allocation_follow_the_slots_that_one_has() -> None:
+    assert [Pool(9, slots_per_node=4).count_nodes(slots) for slots in (0, 1, 4, 5, 9)] == [1, 1, 1, 2, 3]
+    assert Pool(9).count_nodes(9) == 1
+
+
+Situation = tuple[list[RunningAllocation], list[PendingAllocation], Pool]
 priorities = st.sampled_from([1, 42, 42, 42, 99])
 
 
-def can_run(allocation: PendingAllocation, slots: Sequence[int]) -> bool:
-    limit = len(slots) if allocation.max_slots is None else allocation.max_slots
-    return allocation.slots <= min(limit, len(slots)) or allocation.slots == 0
+def can_run(allocation: PendingAllocation, pool: Pool) -> bool:
+    limit = allocation.slots if allocation.max_slots is None else allocation.max_slots
+    return allocation.slots <= limit and (pool.queues or allocation.slots <= pool.slots)
 
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
     """Draw a situation in which some run on disjoint slots and some wait."""
-    slots = list(range(draw(st.integers(0, 6))))
-    free = draw(st.permutations(slots))
+    pool = Pool(draw(st.integers(0, 6)))
+    free = draw(st.permutations(pool.slot_ids))
     running, number = [], itertools.count()
     while free and draw(st.booleans()):
         take = draw(st.integers(1, len(free)))
@@ -128,31 +157,31 @@ def situations(draw: st.DrawFn) -> Situation:
         wants(next(number), draw(st.integers(0, 7)), priority=draw(priorities), experiment=e, most=most[e])
         for e in draw(st.lists(st.integers(1, 3), max_size=8))
     ]
-    return running, pending, slots
+    return running, pending, pool
 
 
 @given(situations(), st.randoms())
 def test_no_slot_is_given_twice_and_each_gets_what_it_wants(situation: Situation, random: object) -> None:
-    running, pending, slots = situation
-    decision = decide(running, pending, slots)
+    running, pending, pool = situation
+    decision = decide(running, pending, pool)
     given_out = [slot for s in decision.start for slot in s.slot_ids] + [slot for r in running for slot in r.slot_ids]
     assert len(given_out) == len(set(given_out))
-    assert set(given_out) <= set(slots)
+    assert set(given_out) <= set(pool.slot_ids)
     assert all(len(s.slot_ids) == s.pending.slots for s in decision.start)
     assert len({s.pending.allocation_id for s in decision.start}) == len(decision.start)
-    random.shuffle(running), random.shuffle(pending), random.shuffle(slots)  # type: ignore[attr-defined]
-    assert decide(running, pending, slots) == decision
+    random.shuffle(running), random.shuffle(pending)  # type: ignore[attr-defined]
+    assert decide(running, pending, pool) == decision
 
 
 @given(situations())
 def test_whoever_is_passed_cannot_run(situation: Situation) -> None:
-    running, pending, slots = situation
-    decision = decide(running, pending, slots)
+    running, pending, pool = situation
+    decision = decide(running, pending, pool)
     begun = {s.pending.allocation_id for s in decision.start}
     used = {e: sum(len(r.slot_ids) for r in running if r.experiment_id == e) for e in (1, 2, 3)}
     for s in decision.start:
         for w in pending:
-            waits_before = w.turn < s.pending.turn and w.allocation_id not in begun and can_run(w, slots)
+            waits_before = w.turn < s.pending.turn and w.allocation_id not in begun and can_run(w, pool)
             if waits_before and s.pending.slots > 0:  # then only the limit of its experiment holds it back
                 later = sum(o.pending.slots for o in decision.start if o.pending.experiment_id == w.experiment_id)
                 assert w.max_slots is not None and used[w.experiment_id] + later + w.slots > w.max_slots
@@ -162,36 +191,36 @@ def test_whoever_is_passed_cannot_run(situation: Situation) -> None:
 def test_a_preemption_lets_one_of_a_higher_priority_start(
     situation: Situation,
 ) -> None:
-    running, pending, slots = situation
-    decision = decide(running, pending, slots)
+    running, pending, pool = situation
+    decision = decide(running, pending, pool)
     assert not [r for r in decision.preempt if r.ending]
     if not decision.preempt:
         return
     still = [w for w in pending if w.allocation_id not in {s.pending.allocation_id for s in decision.start}]
     begun = [_running(s) for s in decision.start]
     gone = {r.allocation_id for r in (*decision.preempt, *(r for r in running if r.ending))}
-    after = decide([r for r in running if r.allocation_id not in gone] + begun, still, slots)
+    after = decide([r for r in running if r.allocation_id not in gone] + begun, still, pool)
     starts = [s.pending for s in after.start if s.pending.slots]
     assert starts
     assert all(min(w.priority for w in starts) < r.priority for r in decision.preempt)
     for spared in decision.preempt:  # without any one of them, fewer could start
         fewer = gone - {spared.allocation_id}
-        without = decide([r for r in running if r.allocation_id not in fewer] + begun, still, slots)
+        without = decide([r for r in running if r.allocation_id not in fewer] + begun, still, pool)
         assert sum(s.pending.slots for s in without.start) < sum(w.slots for w in starts)
 
 
 def _running(start: Placement) -> RunningAllocation:
     w = start.pending
-    return RunningAllocation(w.allocation_id, w.experiment_id, w.trial_id, start.slot_ids, w.priority)
+    return RunningAllocation(w.allocation_id, w.experiment_id, w.trial_id, w.slots, start.slot_ids, w.priority)
 
 
 @given(situations(), st.data())
 def test_in_the_end_everybody_has_run_and_equals_in_their_order(situation: Situation, data: st.DataObject) -> None:
-    running, pending, slots = situation
-    left = [w for w in pending if can_run(w, slots)]
+    running, pending, pool = situation
+    left = [w for w in pending if can_run(w, pool)]
     begun: list[PendingAllocation] = []
     for _ in range(4 * (len(running) + len(left)) + 4):
-        decision = decide(running, left, slots)
+        decision = decide(running, left, pool)
         begun += [s.pending for s in decision.start]
         left = [w for w in left if w not in begun]
         stops = {r.allocation_id for r in decision.preempt}
@@ -211,5 +240,5 @@ def _turns(begun: Sequence[PendingAllocation]) -> list[tuple[int, int, int]]:
 
 def test_a_long_queue_is_decided_on_quickly() -> None:
     running = [runs(n, n, priority=99) for n in range(64)]
-    decision = decide(running, [wants(100 + n, 2) for n in range(3000)], range(64))
+    decision = decide(running, [wants(100 + n, 2) for n in range(3000)], Pool(64))
     assert len(decision.preempt) == 64
