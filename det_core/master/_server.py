@@ -69,7 +69,7 @@ def run(options: Options, engine: Engine | None = None) -> None:
         StoreError: the database cannot be used.
         OSError: the address cannot be had.
     """
-    from det_core.master.store._lock import FileLock
+    from det_core.master.store._database import FileLock
 
     files = HomeFiles(options.folder)
     files.prepare()

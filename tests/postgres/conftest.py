@@ -7,10 +7,10 @@ import pytest
 from det_core.master.store import METADATA
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import upgrade
-from fast.master.store.conftest import conn, store, trial
+from fast.master.store.conftest import session, store, trial
 from support.postgres import Postgres, postgres_server
 
-__all__ = ["conn", "postgres_server", "store", "trial"]
+__all__ = ["postgres_server", "session", "store", "trial"]
 
 
 @pytest.fixture

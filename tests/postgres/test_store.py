@@ -85,7 +85,7 @@ def test_write_lost_connection_raises_and_next_reconnects(postgres_server: Postg
         except StoreError as e:
             assert "postgresql" in str(e)
         await store.write(put("c"))
-        assert await store.read(lambda conn: [key_values.get(conn, key) for key in "ac"]) == [1, 1]
+        assert await store.read(lambda session: [key_values.get(session, key) for key in "ac"]) == [1, 1]
 
     asyncio.run(go())
     store.close_now()
@@ -95,7 +95,7 @@ def test_lock_lost_by_restart_is_taken_again_or_ends_the_master(
     postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("det_core.master.store._store.LOCK_CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr("det_core.master.store._database.LOCK_WAIT", 0.1)
+    monkeypatch.setattr("det_core.master.store._database.SERVER_LOCK_TIMEOUT", 0.1)
     url = postgres_server.new_schema()
     idle = Store.open(url)
     locks = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from det_core.master.store import LogLine, Store, ingest, key_values, logs, series
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import upgrade
-from det_core.master.store._reports import METRICS
+from det_core.master.store.models import Metric
 
 WRITERS = 5
 ROWS = 20
@@ -30,11 +31,11 @@ LONGEST = 0.25
 """Seconds from its start, or from an answer, after which a child is killed at the latest."""
 
 
-def work(writer: int, number: int) -> Callable[[Connection], None]:
+def work(writer: int, number: int) -> Callable[[Session], None]:
     """Return a write that must be stored completely or not at all."""
 
-    def write(conn: Connection) -> None:
-        key_values.put(conn, f"{writer}-before", number)
+    def write(session: Session) -> None:
+        key_values.put(session, f"{writer}-before", number)
         first = (number - 1) * ROWS
         rows = [
             {
@@ -47,16 +48,16 @@ def work(writer: int, number: int) -> Callable[[Connection], None]:
             }
             for seq in range(first, first + ROWS)
         ]
-        ingest.insert_journal(conn, writer, 1, 0, rows)
-        logs.append(conn, [LogLine(f"t.{writer}", f"{number}\n", 1.0)])
-        key_values.put(conn, f"{writer}-after", number)
+        ingest.insert_journal(session, writer, 1, 0, rows)
+        logs.append(session, [LogLine(f"t.{writer}", f"{number}\n", 1.0)])
+        key_values.put(session, f"{writer}-after", number)
 
     return write
 
 
-def fails(conn: Connection) -> None:
+def fails(session: Session) -> None:
     """Fail in the middle of a write that shares its transaction with others and must leave nothing."""
-    key_values.put(conn, "half", 1)
+    key_values.put(session, "half", 1)
     raise LookupError
 
 
@@ -112,22 +113,22 @@ def kept(url: str) -> list[int]:
     engine = writing_engine(parse(url))
     try:
         upgrade(engine)
-        with engine.connect() as conn:
-            assert key_values.get(conn, "half") is None
-            return [_kept(conn, writer) for writer in range(WRITERS)]
+        with Session(engine) as session:
+            assert key_values.get(session, "half") is None
+            return [_kept(session, writer) for writer in range(WRITERS)]
     finally:
         engine.dispose()
 
 
-def _kept(conn: Connection, writer: int) -> int:
-    number = int(key_values.get(conn, f"{writer}-before", 0))
-    rows = conn.execute(select(func.count()).select_from(METRICS).where(METRICS.c.trial_id == writer)).scalar_one()
-    tally = series.summaries(conn, writer).get("training", {}).get("a", {"count": 0})
+def _kept(session: Session, writer: int) -> int:
+    number = int(key_values.get(session, f"{writer}-before", 0))
+    rows = session.execute(select(func.count()).select_from(Metric).where(Metric.trial_id == writer)).scalar_one()
+    tally = series.summaries(session, writer).get("training", {}).get("a", {"count": 0})
     found = {
-        "after": key_values.get(conn, f"{writer}-after", 0),
+        "after": key_values.get(session, f"{writer}-after", 0),
         "rows": rows / ROWS,
         "counted": tally["count"] / ROWS,
-        "lines": len(logs.after(conn, f"t.{writer}", limit=1 << 30)),
+        "lines": len(logs.after(session, f"t.{writer}", limit=1 << 30)),
     }
     assert set(found.values()) == {number}, f"writer {writer}: {number} works, but {found}"
     return number

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI
-from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from det_core.master._settings import MasterSettings
 from det_core.master.api import create_app
@@ -43,7 +43,7 @@ class DyingStore:
         self.writes = 0
         self.dead = asyncio.Event()
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Callable[[Session], T]) -> T:
         """Write as the store does, until death."""
         await self._unless_dead()
         self.writes += 1
@@ -56,14 +56,14 @@ class DyingStore:
         await self._unless_dead()
         return answer
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
+    async def read(self, work: Callable[[Session], T]) -> T:
         """Read as the store does, until death."""
         await self._unless_dead()
         answer = await self._store.read(work)
         await self._unless_dead()
         return answer
 
-    async def read_series(self, work: Callable[[Connection], T]) -> T:
+    async def read_series(self, work: Callable[[Session], T]) -> T:
         """Read series as the store does, until death."""
         return await self.read(work)
 

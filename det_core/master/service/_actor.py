@@ -17,7 +17,7 @@ from det_core.errors import StoreError
 from det_core.master._errors import MasterError, Stopping
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.store import Store
 
@@ -41,13 +41,13 @@ class Transaction:
         topics: what has changed, in order.
     """
 
-    writes: list[Callable[[Connection], object]] = field(default_factory=list)
+    writes: list[Callable[[Session], object]] = field(default_factory=list)
     effects: list[Callable[[], None]] = field(default_factory=list)
     topics: dict[Hashable, None] = field(default_factory=dict)
 
     def write(self, work: Callable[..., object], *args: Any, **named: Any) -> None:
-        """Have ``work(connection, …)`` write, in the order of these calls."""
-        self.writes.append(lambda connection: work(connection, *args, **named))
+        """Have ``work(session, …)`` write, in the order of these calls."""
+        self.writes.append(lambda session: work(session, *args, **named))
 
     def then(self, effect: Callable[..., None], *args: Any) -> None:
         """Have ``effect(…)`` done once everything is written."""
@@ -58,10 +58,10 @@ class Transaction:
         for topic in topics:
             self.topics[topic] = None
 
-    def commit(self, connection: Connection) -> None:
+    def commit(self, session: Session) -> None:
         """Write all of it."""
         for work in self.writes:
-            work(connection)
+            work(session)
 
 
 Command = Callable[[Transaction], T]

@@ -10,7 +10,7 @@ from det_core.master.service._live import LiveAllocation
 from det_core.master.store import allocations, checkpoints, tokens
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.scheduler import Placement
     from det_core.master.service._actor import Transaction
@@ -30,7 +30,7 @@ def begin(hub: Hub, tx: Transaction, placement: Placement) -> None:
     token = secrets.token_urlsafe(32)
     trial_id, experiment_id, warm_start = trial.id, trial.experiment.id, trial.warm_start
 
-    def write(conn: Connection) -> None:
+    def write(conn: Session) -> None:
         latest = checkpoints.latest(conn, trial_id)
         allocation.steps_completed = 0 if latest is None else latest.steps_completed
         allocation.latest_checkpoint = warm_start if latest is None else latest.uuid

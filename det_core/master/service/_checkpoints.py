@@ -12,7 +12,7 @@ from det_core.master.store import checkpoints, storages, trials
 from det_core.storage import check_storage_id
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
 
@@ -38,7 +38,7 @@ async def register(
     if allocation_id is not None and allocation_id not in hub.live.allocations:
         raise Fenced(f"checkpoint {uuid}: allocation {allocation_id} has ended")
 
-    def write(conn: Connection) -> int:
+    def write(conn: Session) -> int:
         trial = trials.by_task_id(conn, task_id)
         if trial is None:
             raise NotFound(f"checkpoint {uuid}: there is no trial of task {task_id}")
@@ -118,7 +118,7 @@ async def from_journal(
 async def patch(hub: Hub, found: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
     """Note what remains of checkpoints."""
 
-    def write(conn: Connection) -> None:
+    def write(conn: Session) -> None:
         for uuid, resources in found:
             if checkpoints.get(conn, uuid) is None:
                 raise no_checkpoint(uuid)
@@ -136,7 +136,7 @@ def no_checkpoint(uuid: str) -> NotFound:
 async def set_metadata(hub: Hub, uuid: str, metadata: Mapping[str, Any]) -> None:
     """Replace a checkpoint's metadata."""
 
-    def write(conn: Connection) -> None:
+    def write(conn: Session) -> None:
         if checkpoints.get(conn, uuid) is None:
             raise no_checkpoint(uuid)
         checkpoints.set_metadata(conn, uuid, metadata)
@@ -151,7 +151,7 @@ async def use(hub: Hub, trial_id: int, uuid: str) -> None:
         NotFound: If the trial or the checkpoint does not exist.
     """
 
-    def check(conn: Connection) -> None:
+    def check(conn: Session) -> None:
         if trials.get(conn, trial_id) is None:
             raise NotFound(f"there is no trial {trial_id}")
         if checkpoints.get(conn, uuid) is None:

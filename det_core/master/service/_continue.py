@@ -15,7 +15,7 @@ from det_core.master.store import experiments, operations, searcher_events, tria
 from det_core.search import Exited, Shutdown
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store.experiments import ExperimentRow
@@ -71,7 +71,7 @@ def _changed(row: ExperimentRow, override: str | None) -> Experiment:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
 
 
-def _reopen(conn: Connection, experiment_id: int, spec: Experiment) -> None:
+def _reopen(conn: Session, experiment_id: int, spec: Experiment) -> None:
     row = experiments.get(conn, experiment_id)
     # Looked at again, as it may have been continued or deleted since.
     if row is None or row.state not in ENDED:
@@ -103,13 +103,13 @@ class _Heard:
     over: bool
 
 
-def _heard(conn: Connection, experiment_id: int) -> _Heard:
+def _heard(conn: Session, experiment_id: int) -> _Heard:
     rows = searcher_events.after(conn, experiment_id)
     exited = frozenset(row.event["request_id"] for row in rows if row.event["kind"] == Exited.kind)
     return _Heard(exited, any(a["kind"] == Shutdown.kind for row in rows for a in row.actions or ()))
 
 
-def _reopen_some(conn: Connection, experiment_id: int) -> None:
+def _reopen_some(conn: Session, experiment_id: int) -> None:
     """Revive the trials that have something left to train."""
     heard = _heard(conn, experiment_id)
     given = operations.current_of_experiment(conn, experiment_id)
@@ -125,7 +125,7 @@ def _reopen_some(conn: Connection, experiment_id: int) -> None:
         raise WrongState(f"experiment {experiment_id}: its search is complete, and no trial has anything left to train")
 
 
-def _revive(conn: Connection, trial: TrialRow, *, closed: bool, reopened: bool) -> None:
+def _revive(conn: Session, trial: TrialRow, *, closed: bool, reopened: bool) -> None:
     if trial.validated >= 0 and not closed:
         trials.change(conn, trial.id, validated=-1)
     trials.change(

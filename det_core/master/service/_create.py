@@ -26,7 +26,7 @@ from det_core.master.store import checkpoints, contexts, experiments, trials
 from det_core.search import Search, Started, create_search
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
@@ -179,7 +179,7 @@ async def search_folder(hub: Hub, spec: Experiment, digest: str | None, context:
     return str(folder)
 
 
-def _warm_start(conn: Connection, spec: Experiment) -> str | None:
+def _warm_start(conn: Session, spec: Experiment) -> str | None:
     """The checkpoint that trials without one of their own start from (§13.6)."""
     if spec.source_trial_id is not None:
         if trials.get(conn, spec.source_trial_id) is None:
@@ -198,7 +198,7 @@ def _warm_start(conn: Connection, spec: Experiment) -> str | None:
     return None
 
 
-def _check_warm_start(conn: Connection, uuid: str | None) -> None:
+def _check_warm_start(conn: Session, uuid: str | None) -> None:
     """Refuse a start from a checkpoint that was deleted, or began to be, since the experiment was drafted."""
     if uuid is None:
         return
@@ -216,7 +216,7 @@ async def create(hub: Hub, drafted: Draft, *, activate: bool, parent_id: int | N
         NotFound: If the parent does not exist.
     """
 
-    def check(conn: Connection) -> None:
+    def check(conn: Session) -> None:
         if external_id is not None and experiments.by_external_id(conn, external_id) is not None:
             raise Conflict(f"an experiment of the external id {external_id!r} stands already")
         if parent_id is not None and experiments.get(conn, parent_id) is None:
@@ -236,7 +236,7 @@ def _record(
     state = State.ACTIVE if activate else State.PAUSED
     priority = hub.settings.default_priority if spec.priority is None else spec.priority
 
-    def write(conn: Connection) -> None:
+    def write(conn: Session) -> None:
         _check_warm_start(conn, drafted.warm_start)
         made = experiments.create(
             conn,

@@ -10,7 +10,7 @@ from det_core.master.service import _measured, _retention, _trials
 from det_core.master.store import experiments
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
@@ -42,7 +42,7 @@ def fail(hub: Hub, tx: Transaction, experiment: LiveExperiment, error: str) -> N
     stop(hub, tx, experiment, State.STOPPING_ERROR, error)
 
 
-def _write(conn: Connection, experiment_id: int, state: State, progress: float, error: str | None) -> None:
+def _write(conn: Session, experiment_id: int, state: State, progress: float, error: str | None) -> None:
     row = experiments.get(conn, experiment_id)
     if state is State.COMPLETED and row is not None and (error := _measured.fault(conn, row)) is not None:
         state = State.ERROR

@@ -10,7 +10,7 @@ from det_core.master.service._exits import log_mark
 from det_core.master.store import key_values, logs
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.engines import LogLine
     from det_core.master.service._hub import Hub
@@ -43,7 +43,7 @@ class Ear:
             for line in lines
         ]
 
-        def write(conn: Connection) -> None:
+        def write(conn: Session) -> None:
             logs.append(conn, kept)
             key_values.put(conn, log_mark(allocation_id), mark)
 

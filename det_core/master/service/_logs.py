@@ -10,7 +10,7 @@ from det_core.master.service._views import LogPage, LogView
 from det_core.master.store import logs, trials
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store.logs import LogRow
@@ -20,7 +20,7 @@ async def page(hub: Hub, task_id: str, after: int, limit: int, wait_for: float) 
     """Lines of a task's log; waits for the first one, unless its trial has ended."""
     until = _clock.monotonic() + wait_for
 
-    def look(conn: Connection) -> LogPage:
+    def look(conn: Session) -> LogPage:
         row = trials.by_task_id(conn, task_id)
         if row is None:
             raise NotFound(f"there is no task {task_id}")

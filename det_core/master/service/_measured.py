@@ -11,7 +11,7 @@ from det_core.master.scheduler import State
 from det_core.master.store import operations, trials, validations
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.trials import TrialRow
@@ -74,7 +74,7 @@ def is_search(spec: Experiment) -> bool:
     return bool(spec.searcher["name"] != "single")
 
 
-def fault(conn: Connection, row: ExperimentRow) -> str | None:
+def fault(conn: Session, row: ExperimentRow) -> str | None:
     """Why a search that has come to its end was in vain: nobody has told it what it goes by. None: it was not.
 
     What a script says with a completed operation counts, whatever its validations are called; and so does a trial that
@@ -90,7 +90,7 @@ def fault(conn: Connection, row: ExperimentRow) -> str | None:
     return missing(spec.metric, names)
 
 
-def remarks(conn: Connection, row: ExperimentRow) -> list[str]:
+def remarks(conn: Session, row: ExperimentRow) -> list[str]:
     """What people should know of a search that has ended: nobody can say what was best in it, or all are equal."""
     spec = Experiment(row.config)
     if not is_search(spec) or row.state != State.COMPLETED:
@@ -108,6 +108,6 @@ def remarks(conn: Connection, row: ExperimentRow) -> list[str]:
     return []
 
 
-def _names(conn: Connection, found: Sequence[TrialRow]) -> set[str]:
+def _names(conn: Session, found: Sequence[TrialRow]) -> set[str]:
     latest, _ = validations.latest_and_best(conn, [trial.id for trial in found[:LOOKED_AT]])
     return {name for row in latest.values() for name in row.metrics}

@@ -13,7 +13,7 @@ from det_core.master.service._access import experiment_row
 from det_core.master.store import experiments
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.protocol.records import ExperimentView
@@ -52,7 +52,7 @@ async def patch_experiment(
         raise Invalid(f"experiment {experiment_id}: a name cannot be empty")
     counts = {} if checkpoint_storage is None else _counts(experiment_id, checkpoint_storage)
 
-    def write(conn: Connection) -> dict[str, Any] | None:
+    def write(conn: Session) -> dict[str, Any] | None:
         row = experiments.get(conn, experiment_id)
         assert row is not None
         data = dict(row.config)

@@ -17,7 +17,7 @@ from det_core.master.store import experiments, series, trials, validations
 from det_core.protocol.records import ExperimentView, MetricView, TrialView
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store import Store
@@ -41,7 +41,7 @@ async def find_experiments(
 
     live = _show_experiments.snapshots(hub)
 
-    def look(conn: Connection) -> tuple[list[ExperimentView], int]:
+    def look(conn: Session) -> tuple[list[ExperimentView], int]:
         rows, total = experiments.find(
             conn,
             states=list(states),
@@ -102,7 +102,7 @@ async def find_trials(
     live = _show_trials.snapshots(hub.live.experiments.get(experiment_id))
     order = validations.best_first(Experiment(row.config).smaller_is_better) if best_first else validations.BY_ID
 
-    def look(conn: Connection) -> tuple[list[TrialView], int]:
+    def look(conn: Session) -> tuple[list[TrialView], int]:
         chosen = _show_trials.in_states(states, live)
         rows = trials.page(conn, experiment_id, chosen, order, limit=limit, offset=offset)
         return list(_show_trials.show(conn, row, rows, live)), trials.count(conn, experiment_id, chosen)
@@ -115,7 +115,7 @@ async def trial(hub: Hub, trial_id: int, *, summarize: bool = False) -> TrialVie
     live = hub.live.trials.get(trial_id)
     snapshot = None if live is None else _show_trials.snapshot(live)
 
-    def look(conn: Connection) -> TrialView:
+    def look(conn: Session) -> TrialView:
         row = trials.get(conn, trial_id)
         if row is None:
             raise no_trial(trial_id)
@@ -183,7 +183,7 @@ class MetricsReader:
         """
         return await self._store.read_series(lambda conn: self._read(conn, limit))
 
-    def _read(self, conn: Connection, limit: int) -> list[MetricView]:
+    def _read(self, conn: Session, limit: int) -> list[MetricView]:
         if self._left is None:
             self._left = deque(self._series_of_all(conn))
         views: list[MetricView] = []
@@ -204,7 +204,7 @@ class MetricsReader:
                 self._cursor = rows[-1].cursor
         return views
 
-    def _series_of_all(self, conn: Connection) -> Iterator[tuple[int, str]]:
+    def _series_of_all(self, conn: Session) -> Iterator[tuple[int, str]]:
         for trial_id in self._trial_ids:
             if trials.get(conn, trial_id) is None:
                 raise no_trial(trial_id)

@@ -18,7 +18,7 @@ from det_core.search import Search, Started, action_from_dict, event_from_dict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store.allocations import AllocationRow
@@ -43,13 +43,13 @@ class Kept:
     count: int
 
 
-def _read(conn: Connection) -> tuple[list[Kept], list[AllocationRow], int, int]:
+def _read(conn: Session) -> tuple[list[Kept], list[AllocationRow], int, int]:
     rows = [row for row in experiments.find(conn, states=GOING_ON)[0] if not row.unmanaged]
     kept = [_read_one(conn, row) for row in rows]
     return kept, allocations.alive(conn), experiments.last_id(conn), trials.last_id(conn)
 
 
-def _read_one(conn: Connection, row: ExperimentRow) -> Kept:
+def _read_one(conn: Session, row: ExperimentRow) -> Kept:
     found = trials.of_experiment(conn, row.id)
     live = [t for t in found if not State(t.state).terminal]
     return Kept(
@@ -62,7 +62,7 @@ def _read_one(conn: Connection, row: ExperimentRow) -> Kept:
     )
 
 
-def _losses(conn: Connection, trial_id: int) -> Losses:
+def _losses(conn: Session, trial_id: int) -> Losses:
     losses = Losses()
     for kind, start in allocations.ends(conn, trial_id):
         losses.note(ExitKind(kind), start)

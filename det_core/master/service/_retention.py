@@ -21,7 +21,7 @@ from det_core.master.store import checkpoints, contexts, experiments, key_values
 from det_core.storage import Store, event_files_of_experiment, open_store
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store.checkpoints import CheckpointRow
@@ -59,7 +59,7 @@ async def retain(hub: Hub, experiment_id: int) -> None:
     await hub.store.write(lambda conn: due(conn, remove=experiment_id))
 
 
-def due(conn: Connection, *, add: int | None = None, remove: int | None = None) -> list[int]:
+def due(conn: Session, *, add: int | None = None, remove: int | None = None) -> list[int]:
     """The experiments whose checkpoints are still to be looked through, after one was added or removed."""
     before: list[int] = key_values.get(conn, DUE, [])
     after = sorted(({*before} | ({add} if add else set())) - ({remove} if remove else set()))
@@ -68,7 +68,7 @@ def due(conn: Connection, *, add: int | None = None, remove: int | None = None) 
     return after
 
 
-def to_go(conn: Connection, experiment_id: int, there: Collection[str] | None = None) -> list[CheckpointRow]:
+def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = None) -> list[CheckpointRow]:
     """Return the checkpoints that an experiment's retention does not keep, oldest first.
 
     Args:
@@ -109,7 +109,7 @@ def to_go(conn: Connection, experiment_id: int, there: Collection[str] | None = 
 async def _present(hub: Hub, experiment_id: int) -> set[str]:
     """Return the uuids of an experiment's checkpoints that their storages have."""
 
-    def recorded(conn: Connection) -> list[tuple[str, dict[str, Any] | None]]:
+    def recorded(conn: Session) -> list[tuple[str, dict[str, Any] | None]]:
         rows = checkpoints.of_experiment(conn, experiment_id, states=THERE)
         return [(row.uuid, _storages.of_checkpoint(conn, row)) for row in rows]
 
@@ -134,11 +134,11 @@ def _has(store: Store, uuid: str) -> bool:
     return True
 
 
-def _at_steps(conn: Connection, trial_id: int, metric: str) -> dict[int, float]:
+def _at_steps(conn: Session, trial_id: int, metric: str) -> dict[int, float]:
     return {v.row.steps_completed or 0: v.value for v in validations.of_trial(conn, trial_id, metric)}
 
 
-def _sources(conn: Connection, *, without: int) -> set[str]:
+def _sources(conn: Session, *, without: int) -> set[str]:
     """The checkpoints that trials of other experiments start from."""
     return trials.warm_starts(conn, without=without)
 
@@ -148,7 +148,7 @@ async def delete(hub: Hub, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -
     if not globs or not all(isinstance(g, str) and g for g in globs):
         raise Invalid("checkpointGlobs must be patterns of files, such as **/*")
 
-    def look(conn: Connection) -> list[CheckpointRow]:
+    def look(conn: Session) -> list[CheckpointRow]:
         rows = []
         for uuid in dict.fromkeys(uuids):
             row = checkpoints.get(conn, uuid)
@@ -229,7 +229,7 @@ async def delete_experiment(hub: Hub, experiment_id: int) -> None:
         hub.runner.keep_running(partial(erase, hub, experiment_id), f"deletion of experiment {experiment_id}")
 
 
-def _begin_deletion(conn: Connection, experiment_id: int) -> bool:
+def _begin_deletion(conn: Session, experiment_id: int) -> bool:
     """Set an experiment's state to DELETING; return whether that is news."""
     row = experiments.get(conn, experiment_id)
     # Here, and not before: it may have been continued, or deleted, since it was looked up.
@@ -255,7 +255,7 @@ async def erase(hub: Hub, experiment_id: int) -> None:
     problems = [f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"] if failed else []
     problems += await _delete_event_files(hub, experiment_id)
 
-    def write(conn: Connection) -> None:
+    def write(conn: Session) -> None:
         if problems:
             error = "; ".join(problems)
             experiments.change(conn, experiment_id, state=State.DELETE_FAILED.value, error=error)

@@ -12,7 +12,7 @@ from det_core.master.service._views import SearchView
 from det_core.master.store import contexts, searcher_events, trials
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store.searcher_events import SearcherEventRow
@@ -24,7 +24,7 @@ async def state(hub: Hub, experiment_id: int) -> SearchView:
     if row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
 
-    def look(conn: Connection) -> tuple[list[SearcherEventRow], int, int, int]:
+    def look(conn: Session) -> tuple[list[SearcherEventRow], int, int, int]:
         found = trials.of_experiment(conn, experiment_id)
         return (
             searcher_events.after(conn, experiment_id),

@@ -13,7 +13,7 @@ from det_core.master.store import checkpoints, experiments, series, trials, vali
 from det_core.protocol.records import CheckpointView
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store.checkpoints import CheckpointRow
@@ -24,7 +24,7 @@ async def page(
 ) -> tuple[list[CheckpointView], int]:
     """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
 
-    def look(conn: Connection) -> tuple[list[CheckpointView], int]:
+    def look(conn: Session) -> tuple[list[CheckpointView], int]:
         if experiment_id is not None and experiments.get(conn, experiment_id) is None:
             raise no_experiment(experiment_id)
         if trial_id is not None and trials.get(conn, trial_id) is None:
@@ -35,7 +35,7 @@ async def page(
     return await hub.store.read(look)
 
 
-def one(conn: Connection, uuid: str) -> CheckpointView:
+def one(conn: Session, uuid: str) -> CheckpointView:
     """One checkpoint."""
     row = checkpoints.get(conn, uuid)
     if row is None:
@@ -43,7 +43,7 @@ def one(conn: Connection, uuid: str) -> CheckpointView:
     return show(conn, [row])[0]
 
 
-def best(conn: Connection, experiment_id: int) -> CheckpointView | None:
+def best(conn: Session, experiment_id: int) -> CheckpointView | None:
     """Of the checkpoints whose files are all there, the one with the best searched metric.
 
     Of equals it is the newest of the earliest trial, as that is the one which stays when the experiment has ended.
@@ -58,7 +58,7 @@ def best(conn: Connection, experiment_id: int) -> CheckpointView | None:
     return min(real, key=lambda k: k[:2])[2] if real else None  # the first of equals, and the newest come first
 
 
-def show(conn: Connection, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
+def show(conn: Session, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
     """Checkpoints with what is known of their trials."""
     owners = {number: trials.get(conn, number) for number in {row.trial_id for row in rows}}
     specs = {number: experiments.get(conn, number) for number in {row.experiment_id for row in rows}}
@@ -70,7 +70,7 @@ def show(conn: Connection, rows: Sequence[CheckpointRow]) -> list[CheckpointView
     return views
 
 
-def _show(conn: Connection, row: CheckpointRow, hparams: dict[str, Any], config: dict[str, Any]) -> CheckpointView:
+def _show(conn: Session, row: CheckpointRow, hparams: dict[str, Any], config: dict[str, Any]) -> CheckpointView:
     validation = _at(conn, row, "validation")
     return CheckpointView(
         uuid=row.uuid,
@@ -94,7 +94,7 @@ def _show(conn: Connection, row: CheckpointRow, hparams: dict[str, Any], config:
     )
 
 
-def _at(conn: Connection, row: CheckpointRow, group: str) -> dict[str, Any]:
+def _at(conn: Session, row: CheckpointRow, group: str) -> dict[str, Any]:
     """What a checkpoint's trial has reported for its step."""
     step = row.steps_completed
     before = series.Cursor(step, -1, -1, -1, -1)

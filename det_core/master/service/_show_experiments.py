@@ -15,7 +15,7 @@ from det_core.protocol.records import ExperimentView
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment
@@ -62,9 +62,7 @@ def _snapshot(experiment: LiveExperiment) -> Snapshot:
     )
 
 
-def show(
-    conn: Connection, hub: Hub, rows: Sequence[ExperimentRow], live: Mapping[int, Snapshot]
-) -> list[ExperimentView]:
+def show(conn: Session, hub: Hub, rows: Sequence[ExperimentRow], live: Mapping[int, Snapshot]) -> list[ExperimentView]:
     """Return experiments as they are shown."""
     counts = experiments.trial_counts(conn, [row.id for row in rows])
     best = best_of(conn, rows)
@@ -74,7 +72,7 @@ def show(
     ]
 
 
-def _remarks(conn: Connection, hub: Hub, row: ExperimentRow, live: Snapshot | None) -> list[str]:
+def _remarks(conn: Session, hub: Hub, row: ExperimentRow, live: Snapshot | None) -> list[str]:
     """Return what there is to say of an experiment; of one that has ended it is found out once."""
     if live is not None:
         return list(live.remarks)
@@ -86,7 +84,7 @@ def _remarks(conn: Connection, hub: Hub, row: ExperimentRow, live: Snapshot | No
     return known[1]
 
 
-def best_of(conn: Connection, rows: Sequence[ExperimentRow]) -> dict[int, BestTrial]:
+def best_of(conn: Session, rows: Sequence[ExperimentRow]) -> dict[int, BestTrial]:
     """Return the best trial of each experiment with a validation; of equals the earliest."""
     best: dict[int, BestTrial] = {}
     for smaller_is_better in (True, False):

@@ -17,7 +17,7 @@ from det_core.protocol.records import TrialView, ValidationView
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._live import LiveExperiment, LiveTrial
     from det_core.master.store.experiments import ExperimentRow
@@ -90,7 +90,7 @@ def in_states(states: Sequence[str], live: Mapping[int, Snapshot]) -> ColumnElem
 
 
 def show(
-    conn: Connection, experiment: ExperimentRow, rows: Sequence[TrialRow], live: Mapping[int, Snapshot]
+    conn: Session, experiment: ExperimentRow, rows: Sequence[TrialRow], live: Mapping[int, Snapshot]
 ) -> Iterator[TrialView]:
     """Yield trials of an experiment as they are shown in lists."""
     spec = Experiment(experiment.config)
@@ -107,13 +107,13 @@ def show(
             yield _view(row, spec, stored, live.get(row.id))
 
 
-def show_one(conn: Connection, experiment: ExperimentRow, row: TrialRow, live: Snapshot | None) -> TrialView:
+def show_one(conn: Session, experiment: ExperimentRow, row: TrialRow, live: Snapshot | None) -> TrialView:
     """Return one trial, with how its last run ended."""
     (view,) = show(conn, experiment, [row], {} if live is None else {row.id: live})
     return replace(view, exit_status=_exit_status(conn, row))
 
 
-def _exit_status(conn: Connection, row: TrialRow) -> int | None:
+def _exit_status(conn: Session, row: TrialRow) -> int | None:
     """Return how the last run of a trial ended, as a shell tells it."""
     run = None if row.unmanaged else allocations.of_run(conn, row.id, row.run_id)
     if run is None:

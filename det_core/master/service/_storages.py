@@ -9,7 +9,7 @@ from det_core._storage_settings import location
 from det_core.master.store import allocations, checkpoints, experiments, storages
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.store.checkpoints import CheckpointRow
@@ -23,7 +23,7 @@ async def choose(hub: Hub, trial_id: int, storage: Mapping[str, Any]) -> int:
     trial, config = hub.live.trials.get(trial_id), location(storage)
     allocation_id = None if trial is None or trial.allocation is None else trial.allocation.id
 
-    def write(conn: Connection) -> int:
+    def write(conn: Session) -> int:
         number = storages.ensure(conn, config)
         row = None if allocation_id is None else allocations.get(conn, allocation_id)
         if row is not None:
@@ -33,18 +33,18 @@ async def choose(hub: Hub, trial_id: int, storage: Mapping[str, Any]) -> int:
     return await hub.store.write(write)
 
 
-def of_run(conn: Connection, allocation_id: str | None) -> int | None:
+def of_run(conn: Session, allocation_id: str | None) -> int | None:
     """The storage that an allocation's script has chosen; None: that of its experiment's configuration."""
     row = None if allocation_id is None else allocations.get(conn, allocation_id)
     return None if row is None else row.facts.get(CHOSEN)
 
 
-def of_checkpoint(conn: Connection, row: CheckpointRow) -> dict[str, Any] | None:
+def of_checkpoint(conn: Session, row: CheckpointRow) -> dict[str, Any] | None:
     """The configuration of the storage that a checkpoint is in, without what says how many stay."""
     return config_of(conn, row.storage_id, row.experiment_id)
 
 
-def config_of(conn: Connection, storage_id: int | None, experiment_id: int) -> dict[str, Any] | None:
+def config_of(conn: Session, storage_id: int | None, experiment_id: int) -> dict[str, Any] | None:
     """The configuration of a storage; of None, or of one that is unknown, the experiment's."""
     found = None if storage_id is None else storages.get(conn, storage_id)
     if found is None:
@@ -53,7 +53,7 @@ def config_of(conn: Connection, storage_id: int | None, experiment_id: int) -> d
     return None if found is None else location(found)
 
 
-def of_experiment(conn: Connection, experiment_id: int) -> list[dict[str, Any] | None]:
+def of_experiment(conn: Session, experiment_id: int) -> list[dict[str, Any] | None]:
     """Return the configurations of the storages that an experiment's runs were given, each once."""
     numbers = {row.facts.get(CHOSEN) for row in allocations.of_experiment(conn, experiment_id)}
     numbers |= {row.storage_id for row in checkpoints.of_experiment(conn, experiment_id)}

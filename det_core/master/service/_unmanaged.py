@@ -18,7 +18,7 @@ from det_core.master.service._views import StartView
 from det_core.master.store import checkpoints, experiments, trials
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
@@ -55,7 +55,7 @@ async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], exter
     def command(tx: Transaction) -> None:
         tx.write(write, hub.live.new_trial_id())
 
-    def write(conn: Connection, trial_id: int) -> None:
+    def write(conn: Session, trial_id: int) -> None:
         now = _clock.now()
         trial = trials.create(
             conn,
@@ -81,7 +81,7 @@ async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], exter
 async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
     """Begin another attempt."""
 
-    def write(conn: Connection) -> tuple[StartView, int]:
+    def write(conn: Session) -> tuple[StartView, int]:
         row = _unmanaged(conn, trial_id)
         if row.run_id > 0 and not resume:
             raise WrongState(f"trial {trial_id} was started before; say resume to go on with it")
@@ -146,7 +146,7 @@ async def _apply(hub: Hub, trial: TrialRow, record: Mapping[str, Any], storage_i
 async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | None = None) -> None:
     """A sign of life, and perhaps a new state."""
 
-    def write(conn: Connection) -> TrialRow:
+    def write(conn: Session) -> TrialRow:
         row = _unmanaged(conn, trial_id)
         if state is not None and state not in STATES:
             raise Invalid(f"trial {trial_id}: state is {state!r}, and must be one of {', '.join(STATES)}")
@@ -160,7 +160,7 @@ async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | No
     hub.subscriptions.publish(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
 
 
-def _unmanaged(conn: Connection, trial_id: int) -> TrialRow:
+def _unmanaged(conn: Session, trial_id: int) -> TrialRow:
     row = trials.get(conn, trial_id)
     if row is None:
         raise no_trial(trial_id)
@@ -169,20 +169,18 @@ def _unmanaged(conn: Connection, trial_id: int) -> TrialRow:
     return row
 
 
-def _set(
-    conn: Connection, row: TrialRow, state: State, error: str | None = None, end_time: float | None = None
-) -> None:
+def _set(conn: Session, row: TrialRow, state: State, error: str | None = None, end_time: float | None = None) -> None:
     now = _clock.now()
     ended = (now if end_time is None else end_time) if state.terminal else None
     trials.change(conn, row.id, state=state.value, error=error, last_activity=now, end_time=ended)
     _follow(conn, row.experiment_id, state)
 
 
-def _follow(conn: Connection, experiment_id: int, state: State) -> None:
+def _follow(conn: Session, experiment_id: int, state: State) -> None:
     """Set the state of an experiment to that of its furthest trial, and its end to that of the last one to end.
 
     Args:
-        conn: Connection that writes.
+        conn: Session that writes.
         experiment_id: Experiment.
         state: New state of one of its trials.
     """
@@ -216,7 +214,7 @@ async def sweep(hub: Hub) -> None:
             await hub.store.write(lambda conn: bury(conn, _clock.now() - timeout))
 
 
-def bury(conn: Connection, before: float) -> None:
+def bury(conn: Session, before: float) -> None:
     """Take unmanaged trials for dead whose last sign of life is older than ``before``."""
     for row in trials.in_states(conn, [State.ACTIVE.value], unmanaged=True):
         if row.last_activity is not None and row.last_activity < before:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,11 @@ from det_core.master.store import checkpoints, series
 from det_core.storage import open_store
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
-    from det_core.master.store.series import RecordRow
+    from det_core.master.store.models import Record
 
 LOG = logging.getLogger("det_core")
 PATIENCE = 60.0
@@ -44,7 +44,7 @@ class Doubt:
 
     trial: LiveTrial
     storage: Mapping[str, Any] | None
-    records: list[RecordRow]
+    records: Sequence[Record]
 
 
 async def make_up(hub: Hub, allocation_id: str) -> Doubt | None:
@@ -58,11 +58,11 @@ async def make_up(hub: Hub, allocation_id: str) -> Doubt | None:
         return None
     trial, run_id = allocation.trial, allocation.run_id
 
-    def unknown(conn: Connection, kind: str) -> list[RecordRow]:
+    def unknown(conn: Session, kind: str) -> Sequence[Record]:
         rows = series.records(conn, trial.id, kind=kind, run_id=run_id)
         return [row for row in rows if not _is_registered(conn, row)]
 
-    def doubt(conn: Connection) -> Doubt | None:
+    def doubt(conn: Session) -> Doubt | None:
         rows = unknown(conn, "checkpoint_commit")
         chosen = _storages.of_run(conn, allocation_id)
         return Doubt(trial, _storages.config_of(conn, chosen, trial.experiment.id), rows) if rows else None
@@ -72,7 +72,7 @@ async def make_up(hub: Hub, allocation_id: str) -> Doubt | None:
     return await hub.store.read(doubt)
 
 
-def _is_registered(conn: Connection, row: RecordRow) -> bool:
+def _is_registered(conn: Session, row: Record) -> bool:
     """Return whether the checkpoint of a record is registered, or can never be: its ID is not a string to look for."""
     uuid = row.body.get("storage_id")
     try:

@@ -11,26 +11,24 @@ from det_core._optional import require
 
 require("sqlalchemy", extra="master", purpose="a master's store")
 
-from sqlalchemy import Connection
-
-from det_core.master.store import _reports as _reports
-from det_core.master.store._schema import METADATA
 from det_core.master.store._store import Store
 from det_core.master.store.allocations import AllocationRow
 from det_core.master.store.checkpoints import CheckpointRow
 from det_core.master.store.experiments import ExperimentRow
 from det_core.master.store.logs import LogLine, LogRow
+from det_core.master.store.models import Base
 from det_core.master.store.operations import OperationRow
 from det_core.master.store.searcher_events import SearcherEventRow
 from det_core.master.store.series import MetricRow
 from det_core.master.store.tokens import TokenRow
 from det_core.master.store.trials import TrialRow
 
+METADATA = Base.metadata
+
 __all__ = [
     "METADATA",
     "AllocationRow",
     "CheckpointRow",
-    "Connection",
     "ExperimentRow",
     "LogLine",
     "LogRow",

@@ -1,4 +1,8 @@
-"""The thread that writes: what was asked for meanwhile shares one transaction, and is answered when that is durable."""
+"""The thread that writes: works that wait share a transaction, and are answered when it is durable.
+
+The thread owns a session. A work may load, change and add objects; they are written at its end and detached then, so
+that none of them is used by another thread while it belongs to the session.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +17,55 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core.errors import StoreError
-from det_core.master.store._trouble import explain, is_trouble
+from det_core.master.store._database import explain, is_trouble
 
-GROUP = 512
+MAX_GROUP = 512
 """Works that share a transaction, at most."""
-GROUP_SECONDS = 0.05
-"""How long a transaction takes in further works."""
+GROUP_TIMEOUT = 0.05
+"""Seconds after which a transaction takes in no further works."""
+
+
+class _TransactionLost(Exception):
+    """A work that broke the transaction of all works of its group."""
 
 
 @dataclass(eq=False)
 class Ask:
-    """A work that waits to be done, and who waits for it."""
+    """A work that waits, and the future of its caller."""
 
-    work: Callable[[Connection], Any]
+    work: Callable[[Session], Any]
     future: asyncio.Future[Any]
     result: Any = None
     error: BaseException | None = None
 
-    def do(self, conn: Connection) -> None:
-        """Do the work; its failure is its own."""
-        self.result = self.error = None
+    def do(self, session: Session) -> None:
+        """Do the work and write its objects; its error is kept for its caller."""
+        self.result = None
+        self.error = None
         try:
-            self.result = self.work(conn)
+            self.result = self.work(session)
+            session.flush()
         except BaseException as e:
             self.error = RuntimeError("the work raised StopIteration") if isinstance(e, StopIteration) else e
+        session.expunge_all()
 
 
 class Commits:
     """Does works one after the other on one connection.
 
     Args:
-        engine: its only connection writes.
-        url: the database's, for messages.
+        engine: Engine whose only connection writes.
+        url: URL of the database, for messages.
     """
 
     def __init__(self, engine: Engine, url: URL) -> None:
-        self._engine, self._url = engine, url
-        self._lost = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
+        self._engine = engine
+        self._url = url
+        self._lost = (_TransactionLost, SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -64,7 +77,7 @@ class Commits:
         """Do a work in its turn.
 
         Raises:
-            StoreError: the store is closed.
+            StoreError: If the store is closed.
         """
         with self._lock:
             if self._closed:
@@ -72,7 +85,7 @@ class Commits:
             self._asked.put(ask)
 
     def close(self) -> None:
-        """Do what was asked for, then end. Twice is fine."""
+        """Do all works that wait, then end. Twice is fine."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -87,7 +100,7 @@ class Commits:
             except BaseException as e:
                 self._drop()
                 for ask in group:
-                    ask.error = self._told(e)
+                    ask.error = self._explained(e)
             answer(group)
             del first, group
         if self._conn is not None:
@@ -95,32 +108,35 @@ class Commits:
 
     def _commit(self, group: list[Ask]) -> None:
         """Do the works of a group, and those that come meanwhile; what this raises concerns all of them."""
-        transaction = self._connection().begin()
+        conn = self._connection()
+        transaction = conn.begin()
         try:
-            self._do(group)
-        except self._lost:  # the transaction is, and was not committed: each by itself, then
+            with _session(conn) as session:
+                self._do(group, session)
+        except self._lost:  # nothing was committed: each in a transaction of its own, then
             self._drop()
             for ask in group:
-                self._alone(ask)
+                self._do_alone(ask)
         else:
             if all(ask.error is not None for ask in group):
                 transaction.rollback()
             else:
                 transaction.commit()
 
-    def _do(self, group: list[Ask]) -> None:
-        conn, deadline = self._connection(), _clock.monotonic() + GROUP_SECONDS
-        savepoint: Any = conn.connection.driver_connection  # SQLAlchemy takes longer for it than for many a work
+    def _do(self, group: list[Ask], session: Session) -> None:
+        deadline = _clock.monotonic() + GROUP_TIMEOUT
+        # By the driver itself: SQLAlchemy takes longer for a savepoint than for many a work.
+        driver: Any = session.connection().connection.driver_connection
         ask = group[0]
         while True:
-            savepoint.execute("SAVEPOINT work")
-            ask.do(conn)
+            driver.execute("SAVEPOINT work")
+            ask.do(session)
             if ask.error is not None:
-                if isinstance(ask.error, SQLAlchemyError) and is_trouble(ask.error):
-                    raise ask.error
-                savepoint.execute("ROLLBACK TO SAVEPOINT work")
-            savepoint.execute("RELEASE SAVEPOINT work")
-            following = self._next() if len(group) < GROUP and _clock.monotonic() < deadline else None
+                if (isinstance(ask.error, SQLAlchemyError) and is_trouble(ask.error)) or not session.is_active:
+                    raise _TransactionLost from ask.error
+                driver.execute("ROLLBACK TO SAVEPOINT work")
+            driver.execute("RELEASE SAVEPOINT work")
+            following = self._next() if len(group) < MAX_GROUP and _clock.monotonic() < deadline else None
             if following is None:
                 return
             group.append(ask := following)
@@ -130,21 +146,23 @@ class Commits:
             ask = self._asked.get_nowait()
         except queue.Empty:
             return None
-        if ask is None:  # to be closed: for the thread's own loop to see
+        if ask is None:  # close(): the thread's own loop must see it
             self._asked.put(None)
         return ask
 
-    def _alone(self, ask: Ask) -> None:
+    def _do_alone(self, ask: Ask) -> None:
         """Do a work in a transaction of its own."""
         try:
-            transaction = self._connection().begin()
-            ask.do(self._connection())
+            conn = self._connection()
+            transaction = conn.begin()
+            with _session(conn) as session:
+                ask.do(session)
             if ask.error is None:
                 transaction.commit()
                 return
-            ask.error = self._told(ask.error)
+            ask.error = self._explained(ask.error)
         except BaseException as e:
-            ask.error = self._told(e)
+            ask.error = self._explained(e)
         self._drop()
 
     def _connection(self) -> Connection:
@@ -153,20 +171,26 @@ class Commits:
         return self._conn
 
     def _drop(self) -> None:
-        """Give the connection up: nobody knows what state it is in."""
-        conn, self._conn = self._conn, None
+        """Close the connection, whose state is unknown."""
+        conn = self._conn
+        self._conn = None
         if conn is not None:
             with contextlib.suppress(SQLAlchemyError):
                 conn.invalidate()
             with contextlib.suppress(SQLAlchemyError):
                 conn.close()
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _explained(self, error: BaseException) -> BaseException:
         return explain(error, self._url) if is_trouble(error) else error
 
 
+def _session(conn: Connection) -> Session:
+    """Return a session within the transaction of a connection, which it neither commits nor rolls back by closing."""
+    return Session(conn, expire_on_commit=False, join_transaction_mode="rollback_only")
+
+
 def answer(group: Sequence[Ask]) -> None:
-    """Tell each who waits, on his own loop."""
+    """Answer each caller on its own loop."""
     by_loop: defaultdict[asyncio.AbstractEventLoop, list[Ask]] = defaultdict(list)
     for ask in group:
         by_loop[ask.future.get_loop()].append(ask)
@@ -177,7 +201,7 @@ def answer(group: Sequence[Ask]) -> None:
 
 def _settle(asks: Sequence[Ask]) -> None:
     for ask in asks:
-        if ask.future.done():  # who asked was cancelled
+        if ask.future.done():  # its caller was cancelled
             continue
         if ask.error is None:
             ask.future.set_result(ask.result)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, inspect, select
+from sqlalchemy.orm import Session
 
 import det_core
 from det_core.errors import StoreError
@@ -37,8 +38,8 @@ def upgrade(engine: Engine, on_new: Callable[[], None] = lambda: None) -> None:
         elif current != HEAD:
             _take_steps(conn, current)
         version = det_core.__version__
-        if key_values.get(conn, VERSION_KEY) != version:
-            key_values.put(conn, VERSION_KEY, version)
+        if key_values.get(Session(conn), VERSION_KEY) != version:
+            key_values.put(Session(conn), VERSION_KEY, version)
 
 
 def revision(conn: Connection) -> str | None:
@@ -91,7 +92,7 @@ def _writer(conn: Connection) -> str:
     # A newer schema may have no such table any more.
     if not inspect(conn).has_table("key_values"):
         return "of an unknown version"
-    return str(key_values.get(conn, VERSION_KEY, "of an unknown version"))
+    return str(key_values.get(Session(conn), VERSION_KEY, "of an unknown version"))
 
 
 def _name(conn: Connection) -> str:

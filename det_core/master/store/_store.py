@@ -10,14 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Engine, text
+from sqlalchemy.orm import Session
 
 from det_core.errors import StoreError, StoreLocked
 from det_core.master.store._commits import Ask, Commits
-from det_core.master.store._database import READERS, SERIES_READERS, parse, reading_engine, writing_engine
-from det_core.master.store._lock import FileLock
+from det_core.master.store._database import (
+    READERS,
+    SERIES_READERS,
+    FileLock,
+    explain,
+    is_trouble,
+    parse,
+    reading_engine,
+    writing_engine,
+)
 from det_core.master.store._migrate import upgrade
-from det_core.master.store._trouble import explain, is_trouble
 
 LOG = logging.getLogger("det_core.master")
 LOCK_CHECK_INTERVAL = 3.0
@@ -26,15 +34,18 @@ T = TypeVar("T")
 
 
 class Store:
-    """All that a master must not forget, in one database. Made by :meth:`open`.
+    """Everything that a master must not forget, in one database. Made by :meth:`open`.
 
-    A *work* is a function of a Connection, made of the functions of this room. It sees what the works before it have
-    written, is done whole or not at all, and must do nothing but use the connection: it may be done a second time
-    where its first transaction was lost.
+    A *work* is a function of a Session. It sees what the works before it have written, is done whole or not at all, and
+    must do nothing but use the session: it may be done a second time where its first transaction was lost. Objects that
+    it returns are detached and plain.
     """
 
     def __init__(self, url: URL, writing: Engine, reading: Engine, lock: FileLock | None) -> None:
-        self._url, self._writing, self._reading, self._lock = url, writing, reading, lock
+        self._url = url
+        self._writing = writing
+        self._reading = reading
+        self._lock = lock
         self._commits = Commits(writing, url)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="det-core-read")
         self._series_readers = ThreadPoolExecutor(SERIES_READERS, thread_name_prefix="det-core-series")
@@ -42,20 +53,21 @@ class Store:
 
     @classmethod
     def open(cls, url: str, on_new: Callable[[], None] = lambda: None) -> Store:
-        """Open a database, which is made or brought up to date if need be. Blocks for some 0.1 s.
+        """Open a database, after creating it or bringing it up to date. Blocks for some 0.1 s.
 
         Args:
             url: ``sqlite:////path/to/file`` or ``postgresql://user@host/name``.
             on_new: Called before an empty database gets its tables; may raise to leave it empty.
 
         Raises:
-            StoreLocked: another master uses it.
-            StoreError: it cannot be used; the message says why.
-            MissingExtra: a package for it is not installed.
+            StoreLocked: If another master uses it.
+            StoreError: If it cannot be used; the message says why.
+            MissingExtra: If a package for it is not installed.
         """
         parsed = parse(url)
         lock = _claim(parsed)
-        writing, reading = writing_engine(parsed), reading_engine(parsed)
+        writing = writing_engine(parsed)
+        reading = reading_engine(parsed)
         try:
             upgrade(writing, on_new)
             return cls(parsed, writing, reading, lock)
@@ -70,37 +82,37 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Where it is, without a password."""
+        """URL of the database without a password."""
         return self._url.render_as_string(hide_password=True)
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Do a work that writes; returns its result when that is on the disk.
+    async def write(self, work: Callable[[Session], T]) -> T:
+        """Do a work that writes; return its result when that is on the disk.
 
-        Works of several callers share a transaction; one that raises changes nothing and harms no other. Who is
-        cancelled while he waits does not learn whether his work was done.
+        Works of several callers share a transaction; one that raises changes nothing and harms no other. A caller that
+        is cancelled meanwhile does not learn whether its work was done.
 
         Raises:
-            StoreError: the database cannot be written, and nothing of this work was kept; or the store is closed.
-            Exception: what the work raised.
+            StoreError: If the database cannot be written, and nothing of this work was kept; or the store is closed.
+            Exception: Anything that the work raised.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._commits.ask(Ask(work, future))
         return await future
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
+    async def read(self, work: Callable[[Session], T]) -> T:
         """Do a work that only reads: all of it sees one state of the database, with every write that was answered.
 
         Raises:
-            StoreError: the database cannot be read, or the store is closed.
-            Exception: what the work raised.
+            StoreError: If the database cannot be read, or the store is closed.
+            Exception: Anything that the work raised.
         """
         return await self._read_in(self._readers, work)
 
-    async def read_series(self, work: Callable[[Connection], T]) -> T:
+    async def read_series(self, work: Callable[[Session], T]) -> T:
         """Read as :meth:`read` does, in threads of its own: for rows of metrics, so that long series block no other."""
         return await self._read_in(self._series_readers, work)
 
-    async def _read_in(self, readers: ThreadPoolExecutor, work: Callable[[Connection], T]) -> T:
+    async def _read_in(self, readers: ThreadPoolExecutor, work: Callable[[Session], T]) -> T:
         if self._closed:
             raise StoreError(f"the master's database {self._url.database} is closed")
         return await asyncio.get_running_loop().run_in_executor(readers, self._read, work)
@@ -117,18 +129,18 @@ class Store:
         while self._lock is None:
             await asyncio.sleep(LOCK_CHECK_INTERVAL)
             try:
-                await self.write(lambda conn: conn.execute(text("SELECT 1")))
+                await self.write(lambda session: session.execute(text("SELECT 1")))
             except StoreLocked:
                 raise
             except StoreError as e:  # away for a moment: the next write connects anew, and takes the lock
                 LOG.warning("cannot check the lock of the database, retrying: %s", e)
 
     async def close(self) -> None:
-        """Do what was asked for, then close everything. Twice is fine."""
+        """Do all works that wait, then close everything. Twice is fine."""
         await asyncio.get_running_loop().run_in_executor(None, self.close_now)
 
     def close_now(self) -> None:
-        """:meth:`close` where no loop runs; on a loop's own thread it would keep the answers from arriving."""
+        """Close where no loop runs; on a loop's own thread this would keep the answers from arriving."""
         self._closed = True
         self._commits.close()
         self._readers.shutdown()
@@ -138,10 +150,10 @@ class Store:
         if self._lock is not None:
             self._lock.release()
 
-    def _read(self, work: Callable[[Connection], T]) -> T:
+    def _read(self, work: Callable[[Session], T]) -> T:
         try:
-            with self._reading.connect() as conn, conn.begin():
-                return work(conn)
+            with Session(self._reading, expire_on_commit=False) as session, session.begin():
+                return work(session)
         except BaseException as e:
             if is_trouble(e):
                 raise explain(e, self._url) from e
@@ -149,7 +161,7 @@ class Store:
 
 
 def _claim(url: URL) -> FileLock | None:
-    """For SQLite: make folder and file, which only their owner can read, and lock them."""
+    """Create and lock a SQLite file that only its owner can read; return None for PostgreSQL."""
     if url.get_backend_name() != "sqlite":
         return None
     path = Path(str(url.database)).absolute()

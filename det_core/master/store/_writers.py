@@ -15,14 +15,15 @@ groups of :data:`SYSTEM`, are never superseded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Dialect, Text, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm.attributes import flag_modified
+from sqlalchemy.types import TypeDecorator
 
-from det_core.master.store._reports import NO_STEP, WRITERS
-from det_core.master.store._rows import put
-from det_core.master.store._types import dumps, loads
+from det_core.master.store.models import NO_STEP, Base, Reference, dumps, loads
 
 REPORTED = -1
 """Rank of the rows of the one-report route, which has no ranks."""
@@ -62,8 +63,20 @@ class GroupSteps:
             self.high = step
 
 
-@dataclass
-class Writer:
+class _Groups(TypeDecorator[dict[str, GroupSteps]]):
+    """Steps by group, as JSON text."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: dict[str, GroupSteps] | None, dialect: Dialect) -> str:
+        return dumps({name: [s.first_seq, s.first, s.low, s.high] for name, s in (value or {}).items()})
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, GroupSteps]:
+        return {name: GroupSteps(*steps) for name, steps in loads(value or "{}").items()}
+
+
+class Writer(Base, kw_only=True):
     """One reporting process of a trial; or, with the rank :data:`REPORTED`, the one-report route of a run.
 
     Attributes:
@@ -72,13 +85,16 @@ class Writer:
         groups: Steps by group; a group without any was reported without steps.
     """
 
-    trial_id: int
-    run_id: int
-    restart: int
-    rank: int
-    next_seq: int = 0
-    restored: int | None = None
-    groups: dict[str, GroupSteps] = field(default_factory=dict)
+    __tablename__ = "writers"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    trial_id: Mapped[int] = mapped_column(Reference, primary_key=True)
+    run_id: Mapped[int] = mapped_column(primary_key=True)
+    restart: Mapped[int] = mapped_column(primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True)
+    next_seq: Mapped[int] = mapped_column(default=0)
+    restored: Mapped[int | None] = mapped_column(default=None)
+    groups: Mapped[dict[str, GroupSteps]] = mapped_column(_Groups, default_factory=dict)
 
     @property
     def attempt(self) -> Attempt:
@@ -147,35 +163,18 @@ class Visible:
         return limits
 
 
-def load(conn: Connection, trial_id: int, run_id: int, restart: int, rank: int) -> Writer:
+def load(session: Session, trial_id: int, run_id: int, restart: int, rank: int) -> Writer:
     """Return a writer as it is stored, or a new one."""
-    w = WRITERS.c
-    key = (w.trial_id == trial_id) & (w.run_id == run_id) & (w.restart == restart) & (w.rank == rank)
-    row = conn.execute(select(WRITERS).where(key)).one_or_none()
-    return Writer(trial_id, run_id, restart, rank) if row is None else _writer(row)
+    stored = session.get(Writer, (trial_id, run_id, restart, rank))
+    return Writer(trial_id=trial_id, run_id=run_id, restart=restart, rank=rank) if stored is None else stored
 
 
-def save(conn: Connection, writer: Writer) -> None:
+def save(session: Session, writer: Writer) -> None:
     """Store a writer."""
-    groups = {name: [s.first_seq, s.first, s.low, s.high] for name, s in writer.groups.items()}
-    put(conn, WRITERS, {**vars(writer), "groups": dumps(groups)})
+    session.add(writer)
+    flag_modified(writer, "groups")  # changed in place
 
 
-def of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, list[Writer]]:
-    """Return the writers of each trial."""
-    writers: dict[int, list[Writer]] = {trial: [] for trial in trial_ids}
-    for start in range(0, len(trial_ids), 500):
-        chosen = WRITERS.c.trial_id.in_(trial_ids[start : start + 500])
-        for row in conn.execute(select(WRITERS).where(chosen)):
-            writers[row.trial_id].append(_writer(row))
-    return writers
-
-
-def of_trial(conn: Connection, trial_id: int) -> list[Writer]:
-    """Return the writers of one trial."""
-    return of_trials(conn, [trial_id])[trial_id]
-
-
-def _writer(row: Any) -> Writer:
-    groups = {name: GroupSteps(*steps) for name, steps in loads(row.groups).items()}
-    return Writer(row.trial_id, row.run_id, row.restart, row.rank, row.next_seq, row.restored, groups)
+def of_trial(session: Session, trial_id: int) -> Sequence[Writer]:
+    """Return the writers of a trial."""
+    return session.scalars(select(Writer).where(Writer.trial_id == trial_id)).all()

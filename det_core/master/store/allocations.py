@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core.master.store._rows import many, one
@@ -80,7 +81,7 @@ class AllocationChange(TypedDict, total=False):
 
 
 def create(
-    conn: Connection,
+    session: Session,
     allocation_id: str,
     trial_id: int,
     run_id: int,
@@ -106,45 +107,45 @@ def create(
         "facts": {},
         "create_time": _clock.now(),
     }
-    conn.execute(ALLOCATIONS.insert().values(values))
-    conn.execute(update(TRIALS).where(TRIALS.c.id == trial_id).values(run_id=run_id))
-    found = get(conn, allocation_id)
+    session.execute(ALLOCATIONS.insert().values(values))
+    session.execute(update(TRIALS).where(TRIALS.c.id == trial_id).values(run_id=run_id))
+    found = get(session, allocation_id)
     assert found is not None
     return found
 
 
-def get(conn: Connection, allocation_id: str) -> AllocationRow | None:
+def get(session: Session, allocation_id: str) -> AllocationRow | None:
     """One allocation."""
-    return one(conn, select(ALLOCATIONS).where(ALLOCATIONS.c.id == allocation_id), AllocationRow)
+    return one(session, select(ALLOCATIONS).where(ALLOCATIONS.c.id == allocation_id), AllocationRow)
 
 
-def of_experiment(conn: Connection, experiment_id: int) -> list[AllocationRow]:
+def of_experiment(session: Session, experiment_id: int) -> list[AllocationRow]:
     """All allocations of an experiment's trials."""
     trials = select(TRIALS.c.id).where(TRIALS.c.experiment_id == experiment_id)
-    return many(conn, select(ALLOCATIONS).where(ALLOCATIONS.c.trial_id.in_(trials.scalar_subquery())), AllocationRow)
+    return many(session, select(ALLOCATIONS).where(ALLOCATIONS.c.trial_id.in_(trials.scalar_subquery())), AllocationRow)
 
 
-def of_run(conn: Connection, trial_id: int, run_id: int) -> AllocationRow | None:
+def of_run(session: Session, trial_id: int, run_id: int) -> AllocationRow | None:
     """The allocation of a trial's run."""
     where = (ALLOCATIONS.c.trial_id == trial_id) & (ALLOCATIONS.c.run_id == run_id)
-    return one(conn, select(ALLOCATIONS).where(where), AllocationRow)
+    return one(session, select(ALLOCATIONS).where(where), AllocationRow)
 
 
-def ends(conn: Connection, trial_id: int) -> list[tuple[str, str | None]]:
+def ends(session: Session, trial_id: int) -> list[tuple[str, str | None]]:
     """How the allocations of a trial that have ended did so, oldest first, each with the checkpoint it started from."""
     table = ALLOCATIONS.c
     statement = select(table.exit_kind, table.latest_checkpoint).where(
         (table.trial_id == trial_id) & table.exit_kind.is_not(None)
     )
-    return [(kind, start) for kind, start in conn.execute(statement.order_by(table.run_id))]
+    return [(kind, start) for kind, start in session.execute(statement.order_by(table.run_id))]
 
 
-def alive(conn: Connection) -> list[AllocationRow]:
+def alive(session: Session) -> list[AllocationRow]:
     """All allocations that have not ended, oldest first."""
     statement = select(ALLOCATIONS).where(ALLOCATIONS.c.end_time.is_(None))
-    return many(conn, statement.order_by(ALLOCATIONS.c.create_time, ALLOCATIONS.c.id), AllocationRow)
+    return many(session, statement.order_by(ALLOCATIONS.c.create_time, ALLOCATIONS.c.id), AllocationRow)
 
 
-def change(conn: Connection, allocation_id: str, **values: Unpack[AllocationChange]) -> None:
+def change(session: Session, allocation_id: str, **values: Unpack[AllocationChange]) -> None:
     """Change what is given."""
-    conn.execute(update(ALLOCATIONS).where(ALLOCATIONS.c.id == allocation_id).values(**values))
+    session.execute(update(ALLOCATIONS).where(ALLOCATIONS.c.id == allocation_id).values(**values))

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, select, update
+from sqlalchemy import Select, bindparam, func, select, update
+from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core.errors import StoreConflict
-from det_core.master.store._reports import CHECKPOINTS
 from det_core.master.store._rows import insert_new, is_id, many, one
-from det_core.master.store._types import dumps
+from det_core.master.store._schema import CHECKPOINTS
+from det_core.master.store.models import dumps
 
 COMPLETED, PARTIALLY_DELETED, DELETED = "COMPLETED", "PARTIALLY_DELETED", "DELETED"
 ADDED = "metadata.json"
@@ -40,7 +41,7 @@ class CheckpointRow:
 
 
 def register(
-    conn: Connection,
+    session: Session,
     uuid: str,
     *,
     experiment_id: int,
@@ -77,53 +78,53 @@ def register(
         report_time=_clock.now() if report_time is None else report_time,
         reported=hashlib.sha256(said.encode()).hexdigest(),
     )
-    if insert_new(conn, CHECKPOINTS, vars(row)):
+    if insert_new(session, CHECKPOINTS, vars(row)):
         return True
-    standing = get(conn, uuid)
+    standing = get(session, uuid)
     if standing is None or standing.reported != row.reported:
         raise StoreConflict(f"checkpoint {uuid} was reported before with other files, metadata or trial")
     return False
 
 
-def get(conn: Connection, uuid: str) -> CheckpointRow | None:
+def get(session: Session, uuid: str) -> CheckpointRow | None:
     """One checkpoint, deleted or not."""
-    return one(conn, select(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid), CheckpointRow)
+    return one(session, select(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid), CheckpointRow)
 
 
-def of_trial(conn: Connection, trial_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
+def of_trial(session: Session, trial_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
     """The checkpoints of a trial, newest first, in one of ``states`` if any are given."""
-    return _newest(conn, CHECKPOINTS.c.trial_id == trial_id, states) if is_id(trial_id) else []
+    return _newest(session, CHECKPOINTS.c.trial_id == trial_id, states) if is_id(trial_id) else []
 
 
-def of_experiment(conn: Connection, experiment_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
+def of_experiment(session: Session, experiment_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
     """The checkpoints of an experiment, newest first, in one of ``states`` if any are given."""
-    return _newest(conn, CHECKPOINTS.c.experiment_id == experiment_id, states) if is_id(experiment_id) else []
+    return _newest(session, CHECKPOINTS.c.experiment_id == experiment_id, states) if is_id(experiment_id) else []
 
 
 def page(
-    conn: Connection, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
+    session: Session, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
 ) -> tuple[list[CheckpointRow], int]:
     """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
     where = CHECKPOINTS.c.trial_id == trial_id
     if experiment_id is not None:
         where = CHECKPOINTS.c.experiment_id == experiment_id
-    total = conn.execute(select(func.count()).select_from(CHECKPOINTS).where(where)).scalar_one()
+    total = session.execute(select(func.count()).select_from(CHECKPOINTS).where(where)).scalar_one()
     order = (CHECKPOINTS.c.report_time.desc(), CHECKPOINTS.c.uuid)
     statement = select(CHECKPOINTS).where(where).order_by(*order).limit(limit).offset(offset)
-    return many(conn, statement, CheckpointRow), total
+    return many(session, statement, CheckpointRow), total
 
 
-def latest(conn: Connection, trial_id: int) -> CheckpointRow | None:
+def latest(session: Session, trial_id: int) -> CheckpointRow | None:
     """What the trial's next run starts from (§13.6): the complete one of the most steps, the newer one of equals."""
     table = CHECKPOINTS
     statement = select(table).where((table.c.trial_id == trial_id) & (table.c.state == COMPLETED))
     order = (table.c.steps_completed.desc(), table.c.report_time.desc(), table.c.uuid)
-    return one(conn, statement.order_by(*order).limit(1), CheckpointRow)
+    return one(session, statement.order_by(*order).limit(1), CheckpointRow)
 
 
-def latest_of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, str]:
+def latest_of_trials(session: Session, trial_ids: Sequence[int]) -> dict[int, str]:
     """Return the UUID of the :func:`latest` checkpoint of each of some trials that has one."""
-    return {trial: uuid for trial, uuid in conn.execute(_LATEST_OF_TRIALS, {"trials": list(trial_ids)})}
+    return {trial: uuid for trial, uuid in session.execute(_LATEST_OF_TRIALS, {"trials": list(trial_ids)})}
 
 
 def _latest_of_trials_statement() -> Select[Any]:
@@ -140,9 +141,9 @@ def _latest_of_trials_statement() -> Select[Any]:
 _LATEST_OF_TRIALS = _latest_of_trials_statement()
 
 
-def set_resources(conn: Connection, uuid: str, remaining: Mapping[str, int]) -> CheckpointRow | None:
+def set_resources(session: Session, uuid: str, remaining: Mapping[str, int]) -> CheckpointRow | None:
     """Note what a deletion has left: nothing is DELETED, less than before PARTIALLY_DELETED. None: unknown."""
-    row = get(conn, uuid)
+    row = get(session, uuid)
     if row is None or row.state == DELETED:
         return row
     left = dict(remaining)
@@ -154,17 +155,17 @@ def set_resources(conn: Connection, uuid: str, remaining: Mapping[str, int]) -> 
         "size": sum(left.values()),
         "state": PARTIALLY_DELETED if left else DELETED,
     }
-    conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(values))
-    return get(conn, uuid)
+    session.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(values))
+    return get(session, uuid)
 
 
-def set_metadata(conn: Connection, uuid: str, metadata: Mapping[str, Any]) -> None:
+def set_metadata(session: Session, uuid: str, metadata: Mapping[str, Any]) -> None:
     """Replace what the master answers as a checkpoint's metadata."""
-    conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(metadata=dict(metadata)))
+    session.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(metadata=dict(metadata)))
 
 
-def _newest(conn: Connection, where: Any, states: Sequence[str]) -> list[CheckpointRow]:
+def _newest(session: Session, where: Any, states: Sequence[str]) -> list[CheckpointRow]:
     statement = select(CHECKPOINTS).where(where)
     if states:
         statement = statement.where(CHECKPOINTS.c.state.in_(states))
-    return many(conn, statement.order_by(CHECKPOINTS.c.report_time.desc(), CHECKPOINTS.c.uuid), CheckpointRow)
+    return many(session, statement.order_by(CHECKPOINTS.c.report_time.desc(), CHECKPOINTS.c.uuid), CheckpointRow)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.orm import Session
 
 from det_core import _clock
-from det_core.master.store import _reports as reports
+from det_core.master.store import _schema as reports
 from det_core.master.store._rows import is_id, many, one
 from det_core.master.store._schema import (
     ALLOCATIONS,
@@ -68,7 +69,7 @@ class ExperimentChange(TypedDict, total=False):
 
 
 def create(
-    conn: Connection,
+    session: Session,
     *,
     state: str,
     name: str,
@@ -86,7 +87,7 @@ def create(
     experiment_id: int | None = None,
 ) -> ExperimentRow | None:
     """A new experiment; None if one of that external id stands. ``experiment_id``: None takes the next."""
-    if external_id is not None and by_external_id(conn, external_id) is not None:
+    if external_id is not None and by_external_id(session, external_id) is not None:
         return None
     values = {
         **({} if experiment_id is None else {"id": experiment_id}),
@@ -107,31 +108,31 @@ def create(
         "external_id": external_id,
         "start_time": _clock.now(),
     }
-    (number,) = conn.execute(EXPERIMENTS.insert().values(values)).inserted_primary_key or (0,)
-    found = get(conn, number)
+    (number,) = session.connection().execute(EXPERIMENTS.insert().values(values)).inserted_primary_key or (0,)
+    found = get(session, number)
     assert found is not None
     return found
 
 
-def get(conn: Connection, experiment_id: int) -> ExperimentRow | None:
+def get(session: Session, experiment_id: int) -> ExperimentRow | None:
     """One experiment, deleted or not; None if there never was one of that id."""
     if not is_id(experiment_id):
         return None
-    return one(conn, select(EXPERIMENTS).where(EXPERIMENTS.c.id == experiment_id), ExperimentRow)
+    return one(session, select(EXPERIMENTS).where(EXPERIMENTS.c.id == experiment_id), ExperimentRow)
 
 
-def last_id(conn: Connection) -> int:
+def last_id(session: Session) -> int:
     """The largest id that an experiment was given; 0 if there is none."""
-    return int(conn.execute(select(func.max(EXPERIMENTS.c.id))).scalar() or 0)
+    return int(session.execute(select(func.max(EXPERIMENTS.c.id))).scalar() or 0)
 
 
-def by_external_id(conn: Connection, external_id: str) -> ExperimentRow | None:
+def by_external_id(session: Session, external_id: str) -> ExperimentRow | None:
     """The experiment that a caller has given that name."""
-    return one(conn, select(EXPERIMENTS).where(EXPERIMENTS.c.external_id == external_id), ExperimentRow)
+    return one(session, select(EXPERIMENTS).where(EXPERIMENTS.c.external_id == external_id), ExperimentRow)
 
 
 def find(
-    conn: Connection,
+    session: Session,
     *,
     states: Sequence[str] = (),
     without: Sequence[str] = ("DELETED",),
@@ -146,7 +147,7 @@ def find(
     """Return experiments by ID, and how many match without ``limit`` and ``offset``.
 
     Args:
-        conn: where.
+        session: where.
         states: only those in one of these; none: all.
         without: those in one of these are left out.
         name: only those whose name contains this, in whatever case.
@@ -170,35 +171,35 @@ def find(
     statement = statement.order_by(*(key.desc() if newest_first else key for key in keys))
     if labels:
         # Labels are JSON: compared here, without the configurations of all those that do not match.
-        pairs = conn.execute(statement.with_only_columns(EXPERIMENTS.c.id, EXPERIMENTS.c.labels))
+        pairs = session.execute(statement.with_only_columns(EXPERIMENTS.c.id, EXPERIMENTS.c.labels))
         matching = [number for number, own in pairs if set(labels) <= set(own)]
         statement = statement.where(EXPERIMENTS.c.id.in_(matching))
-    total = conn.execute(select(func.count()).select_from(statement.order_by(None).subquery())).scalar_one()
-    return many(conn, statement.limit(limit).offset(offset), ExperimentRow), total
+    total = session.execute(select(func.count()).select_from(statement.order_by(None).subquery())).scalar_one()
+    return many(session, statement.limit(limit).offset(offset), ExperimentRow), total
 
 
-def change(conn: Connection, experiment_id: int, **values: Unpack[ExperimentChange]) -> None:
+def change(session: Session, experiment_id: int, **values: Unpack[ExperimentChange]) -> None:
     """Change what is given."""
-    conn.execute(update(EXPERIMENTS).where(EXPERIMENTS.c.id == experiment_id).values(**values))
+    session.execute(update(EXPERIMENTS).where(EXPERIMENTS.c.id == experiment_id).values(**values))
 
 
-def trial_counts(conn: Connection, experiment_ids: Sequence[int] = ()) -> dict[int, int]:
+def trial_counts(session: Session, experiment_ids: Sequence[int] = ()) -> dict[int, int]:
     """Experiment -> how many trials it has, for those that have any; of all, if none are given."""
     statement = select(TRIALS.c.experiment_id, func.count()).group_by(TRIALS.c.experiment_id)
     if experiment_ids:
         statement = statement.where(TRIALS.c.experiment_id.in_(experiment_ids))
-    return {experiment: count for experiment, count in conn.execute(statement)}
+    return {experiment: count for experiment, count in session.execute(statement)}
 
 
-def erase(conn: Connection, experiment_id: int) -> None:
+def erase(session: Session, experiment_id: int) -> None:
     """Delete all that belongs to an experiment but its own row and those of its trials and checkpoints."""
     trials = select(TRIALS.c.id).where(TRIALS.c.experiment_id == experiment_id).scalar_subquery()
     tasks = select(TRIALS.c.task_id).where(TRIALS.c.experiment_id == experiment_id).scalar_subquery()
     allocations = select(ALLOCATIONS.c.id).where(ALLOCATIONS.c.trial_id.in_(trials)).scalar_subquery()
-    conn.execute(delete(TOKENS).where(TOKENS.c.allocation_id.in_(allocations)))
-    conn.execute(delete(reports.LOGS).where(reports.LOGS.c.task_id.in_(tasks)))
-    for table in (reports.METRICS, reports.WRITERS, reports.RECORDS):
-        conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
+    session.execute(delete(TOKENS).where(TOKENS.c.allocation_id.in_(allocations)))
+    session.execute(delete(reports.LOGS).where(reports.LOGS.c.task_id.in_(tasks)))
+    for table in (reports.METRICS, reports.METADATA.tables["writers"], reports.RECORDS):
+        session.execute(delete(table).where(table.c.trial_id.in_(trials)))
     for table in (OPERATIONS, ALLOCATIONS, RUN_METADATA):
-        conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
-    conn.execute(delete(SEARCHER_EVENTS).where(SEARCHER_EVENTS.c.experiment_id == experiment_id))
+        session.execute(delete(table).where(table.c.trial_id.in_(trials)))
+    session.execute(delete(SEARCHER_EVENTS).where(SEARCHER_EVENTS.c.experiment_id == experiment_id))

@@ -11,24 +11,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, and_, insert, inspect, select
+from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core._json import equal_json, is_number, restore, str_to_nonfinite
 from det_core.errors import StoreConflict
 from det_core.master.store import _writers, validations
-from det_core.master.store._reports import METRICS, NO_STEP, RECORDS
 from det_core.master.store._rows import insert_all_new
-from det_core.master.store._types import dumps, loads
 from det_core.master.store._writers import REPORTED, SYSTEM, Writer
+from det_core.master.store.models import NO_STEP, Metric, Record, dumps, loads
 
-_COLUMNS = [column.name for column in METRICS.columns]
-_INSERT = f"INSERT INTO {METRICS.name} ({', '.join(_COLUMNS)}) VALUES ({{}}) ON CONFLICT DO NOTHING"
+_COLUMNS = [column.name for column in inspect(Metric).columns]
+_INSERT = f"INSERT INTO {Metric.__tablename__} ({', '.join(_COLUMNS)}) VALUES ({{}}) ON CONFLICT DO NOTHING"
 _EPOCHS = ("epoch", "epochs")
 
 
 def insert_journal(
-    conn: Connection,
+    session: Session,
     trial_id: int,
     run_id: int,
     rank: int,
@@ -39,7 +39,7 @@ def insert_journal(
     """Store records of one process; return the sequence number after the largest that is stored.
 
     Args:
-        conn: Connection that writes.
+        session: Session that writes.
         trial_id: Trial that wrote them.
         run_id: Run of the trial that wrote them.
         rank: Rank that wrote them, 0 or more.
@@ -51,30 +51,26 @@ def insert_journal(
     """
     if not (0 <= rank < NO_STEP and 0 <= restart < NO_STEP):
         raise ValueError(f"rank {rank}, restart {restart}: expected whole numbers from 0 to below 2**63 - 1")
-    writer = _writers.load(conn, trial_id, run_id, restart, rank)
+    checked = [_checked(record, index) for index, record in enumerate(records)]
+    writer = _writers.load(session, trial_id, run_id, restart, rank)
     starts = writer.starts()
-    rows: list[tuple[Any, ...]] = []
-    others: list[dict[str, Any]] = []
-    for index, received in enumerate(records):
-        record = _checked(received, index)
-        kind = record["kind"]
-        if kind == "metrics":
-            rows.append(_metrics_row(writer, record))
-        elif kind != "journal":  # the first line of a file
-            others.append(_other_row(writer, record))
+    rows = [_metrics_row(writer, record) for record in checked if record["kind"] == "metrics"]
+    # The first line of a file is of the kind "journal".
+    others = [_other_row(writer, record) for record in checked if record["kind"] not in ("metrics", "journal")]
     if rows:
         # By the driver itself: SQLAlchemy would convert every row several times.
+        conn = session.connection()
         mark = "?" if conn.dialect.name == "sqlite" else "%s"
         conn.exec_driver_sql(_INSERT.format(", ".join([mark] * len(_COLUMNS))), rows)
     if others:
-        insert_all_new(conn, RECORDS, others)
+        insert_all_new(session, Record, others)
     if rows or others:
-        _save(conn, writer, starts, rows)
+        _save(session, writer, starts, rows)
     return writer.next_seq
 
 
 def report(
-    conn: Connection,
+    session: Session,
     trial_id: int,
     run_id: int,
     group: str,
@@ -90,7 +86,7 @@ def report(
     the machine, and rows without a step, are not merged: a repeat of one has its time and its values.
 
     Args:
-        conn: Connection that writes.
+        session: Session that writes.
         trial_id: Trial that reports.
         run_id: Run of the trial that reports.
         group: Metric group.
@@ -114,15 +110,15 @@ def report(
         raise ValueError(f"metrics.{invalid[0]}={values[invalid[0]]!r:.80}: expected a number")
     step = NO_STEP if steps_completed is None or group in SYSTEM else steps_completed
     if step == NO_STEP:
-        if time is not None and _is_repeated(conn, trial_id, run_id, group, time, values):
+        if time is not None and _is_repeated(session, trial_id, run_id, group, time, values):
             return False
     else:
-        stored = _stored(conn, trial_id, run_id, group, step)
+        stored = _stored(session, trial_id, run_id, group, step)
         where = f"trial {trial_id}, group {group}, step {step}"
         values, batches, is_new = _new_values(stored, values, batches, where)
         if not is_new:
             return False
-    writer = _writers.load(conn, trial_id, run_id, 0, REPORTED)
+    writer = _writers.load(session, trial_id, run_id, 0, REPORTED)
     record = {
         "group": group,
         "steps_completed": None if step == NO_STEP else step,
@@ -133,20 +129,20 @@ def report(
     }
     starts = writer.starts()
     row = _metrics_row(writer, record)
-    conn.execute(METRICS.insert(), dict(zip(_COLUMNS, row, strict=True)))
-    _save(conn, writer, starts, [row])
+    session.connection().execute(insert(Metric), dict(zip(_COLUMNS, row, strict=True)))
+    _save(session, writer, starts, [row])
     return True
 
 
-def _save(conn: Connection, writer: Writer, starts: Any, rows: Sequence[tuple[Any, ...]]) -> None:
+def _save(session: Session, writer: Writer, starts: Any, rows: Sequence[tuple[Any, ...]]) -> None:
     """Store a writer, and what follows from its new rows for the trial."""
-    _writers.save(conn, writer)
+    _writers.save(session, writer)
     steps = [step for _, _, step, *_ in rows if step != NO_STEP]
     validated = {step for _, group, step, *_ in rows if group == validations.VALIDATION and step != NO_STEP}
     starts_changed = writer.starts() != starts
     if steps or starts_changed:
         highest = max(steps, default=None)
-        validations.follow(conn, writer, starts_changed=starts_changed, highest=highest, validated=validated)
+        validations.follow(session, writer, starts_changed=starts_changed, highest=highest, validated=validated)
 
 
 def _metrics_row(writer: Writer, record: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -264,10 +260,10 @@ def _to_json(value: Any) -> str:
     return dumps(value) if b"null" in text else text.decode()  # orjson writes NaN as null
 
 
-def _stored(conn: Connection, trial_id: int, run_id: int, group: str, step: int) -> Sequence[Any]:
-    m = METRICS.c
-    where = (m.trial_id == trial_id) & (m.grp == group) & (m.step == step) & (m.run_id == run_id)
-    return conn.execute(select(m.metrics, m.batch_metrics).where(where).order_by(m.restart, m.rank, m.seq)).all()
+def _stored(session: Session, trial_id: int, run_id: int, group: str, step: int) -> Sequence[Any]:
+    where = _at(trial_id, run_id, group, step)
+    order = (Metric.restart, Metric.rank, Metric.seq)
+    return session.execute(select(Metric.metrics, Metric.batch_metrics).where(where).order_by(*order)).all()
 
 
 def _new_values(
@@ -291,9 +287,12 @@ def _new_values(
     return new, batches, bool(new) or batches is not None or not rows
 
 
-def _is_repeated(conn: Connection, trial_id: int, run_id: int, group: str, time: float, values: dict[str, Any]) -> bool:
+def _is_repeated(session: Session, trial_id: int, run_id: int, group: str, time: float, values: dict[str, Any]) -> bool:
     """Return whether the same row without a step was reported before."""
-    m = METRICS.c
-    where = (m.trial_id == trial_id) & (m.grp == group) & (m.step == NO_STEP) & (m.run_id == run_id)
-    same = where & (m.restart == 0) & (m.rank == REPORTED) & (m.time == time)
-    return any(equal_json(loads(text), values) for text in conn.execute(select(m.metrics).where(same)).scalars())
+    where = _at(trial_id, run_id, group, NO_STEP)
+    same = where & (Metric.restart == 0) & (Metric.rank == REPORTED) & (Metric.time == time)
+    return any(equal_json(loads(text), values) for text in session.scalars(select(Metric.metrics).where(same)))
+
+
+def _at(trial_id: int, run_id: int, group: str, step: int) -> ColumnElement[bool]:
+    return and_(Metric.trial_id == trial_id, Metric.grp == group, Metric.step == step, Metric.run_id == run_id)

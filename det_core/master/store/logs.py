@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
-from det_core.master.store._reports import LOGS
 from det_core.master.store._rows import many
+from det_core.master.store._schema import LOGS
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,24 @@ class LogLine:
     source: str = "task"
 
 
-def append(conn: Connection, lines: Sequence[LogLine]) -> None:
+def append(session: Session, lines: Sequence[LogLine]) -> None:
     """Insert lines, in their order."""
     if lines:
-        conn.execute(LOGS.insert(), [vars(line) for line in lines])
+        session.execute(LOGS.insert(), [vars(line) for line in lines])
 
 
-def after(conn: Connection, task_id: str, line_id: int = 0, *, limit: int = 1000) -> list[LogRow]:
+def after(session: Session, task_id: str, line_id: int = 0, *, limit: int = 1000) -> list[LogRow]:
     """Lines of a task with ids above ``line_id``, in order, at most ``limit``."""
     where = (LOGS.c.task_id == task_id) & (LOGS.c.id > min(line_id, 2**63 - 1))
-    return many(conn, select(LOGS).where(where).order_by(LOGS.c.id).limit(limit), LogRow)
+    return many(session, select(LOGS).where(where).order_by(LOGS.c.id).limit(limit), LogRow)
 
 
-def last(conn: Connection, task_id: str, *, limit: int = 20) -> list[LogRow]:
+def last(session: Session, task_id: str, *, limit: int = 20) -> list[LogRow]:
     """The last lines of a task, in order."""
     statement = select(LOGS).where(LOGS.c.task_id == task_id).order_by(LOGS.c.id.desc()).limit(limit)
-    return many(conn, statement, LogRow)[::-1]
+    return many(session, statement, LogRow)[::-1]
 
 
-def last_id(conn: Connection, task_id: str) -> int:
+def last_id(session: Session, task_id: str) -> int:
     """The id of a task's last line; 0 if it has none."""
-    return int(conn.execute(select(func.max(LOGS.c.id)).where(LOGS.c.task_id == task_id)).scalar() or 0)
+    return int(session.execute(select(func.max(LOGS.c.id)).where(LOGS.c.task_id == task_id)).scalar() or 0)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core.master.store._rows import many
@@ -25,10 +26,10 @@ class SearcherEventRow:
 
 
 def add(
-    conn: Connection, experiment_id: int, event: Mapping[str, Any], actions: Sequence[Mapping[str, Any]] | None
+    session: Session, experiment_id: int, event: Mapping[str, Any], actions: Sequence[Mapping[str, Any]] | None
 ) -> int:
     """Record an event and the decisions taken; returns its ordinal, which counts from 0 in each experiment."""
-    ordinal = count(conn, experiment_id)
+    ordinal = count(session, experiment_id)
     values = {
         "experiment_id": experiment_id,
         "ordinal": ordinal,
@@ -36,26 +37,26 @@ def add(
         "actions": None if actions is None else [dict(action) for action in actions],
         "time": _clock.now(),
     }
-    conn.execute(SEARCHER_EVENTS.insert().values(values))
+    session.execute(SEARCHER_EVENTS.insert().values(values))
     return ordinal
 
 
-def count(conn: Connection, experiment_id: int) -> int:
+def count(session: Session, experiment_id: int) -> int:
     """How many events were recorded."""
     table = SEARCHER_EVENTS
-    last = conn.execute(select(func.max(table.c.ordinal)).where(table.c.experiment_id == experiment_id)).scalar()
+    last = session.execute(select(func.max(table.c.ordinal)).where(table.c.experiment_id == experiment_id)).scalar()
     return 0 if last is None else int(last) + 1
 
 
 def after(
-    conn: Connection, experiment_id: int, ordinal: int = -1, *, limit: int | None = None
+    session: Session, experiment_id: int, ordinal: int = -1, *, limit: int | None = None
 ) -> list[SearcherEventRow]:
     """The events after ``ordinal``, in order: all of them, or the first ``limit``."""
     where = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & (SEARCHER_EVENTS.c.ordinal > ordinal)
     statement = select(SEARCHER_EVENTS).where(where).order_by(SEARCHER_EVENTS.c.ordinal).limit(limit)
-    return many(conn, statement, SearcherEventRow)
+    return many(session, statement, SearcherEventRow)
 
 
-def erase(conn: Connection, experiment_id: int) -> None:
+def erase(session: Session, experiment_id: int) -> None:
     """Forget what a search was told and decided, so that it begins anew."""
-    conn.execute(delete(SEARCHER_EVENTS).where(SEARCHER_EVENTS.c.experiment_id == experiment_id))
+    session.execute(delete(SEARCHER_EVENTS).where(SEARCHER_EVENTS.c.experiment_id == experiment_id))

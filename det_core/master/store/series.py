@@ -11,17 +11,16 @@ from math import inf, isfinite
 from operator import itemgetter
 from typing import Any, NamedTuple, TypedDict
 
-from sqlalchemy import Connection, Select, bindparam, null, select, tuple_
+from sqlalchemy import Select, bindparam, null, select, tuple_
+from sqlalchemy.orm import Session
 
 from det_core.master.store import _writers
-from det_core.master.store._reports import METRICS, NO_STEP, RECORDS
-from det_core.master.store._rows import is_id, many
-from det_core.master.store._types import loads
 from det_core.master.store._writers import Visible
+from det_core.master.store.models import NO_STEP, Metric, Record, loads
 
 CHUNK_ROWS = 2000
 """Rows that are read from the database at a time."""
-_M = METRICS.c
+_M = Metric.__table__.c
 _KEY = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq)
 _Stored = tuple[Any, ...]
 """Row as it is stored: its key, then time, metrics and batch metrics."""
@@ -74,20 +73,6 @@ class KeySummary(TypedDict):
 
 
 @dataclass(frozen=True)
-class RecordRow:
-    """Record of a journal that is not metrics."""
-
-    trial_id: int
-    run_id: int
-    restart: int
-    rank: int
-    seq: int
-    kind: str
-    time: float
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Query:
     """Rows of a trial's group to read, and how.
 
@@ -109,7 +94,7 @@ class Query:
 
 
 def read(
-    conn: Connection,
+    session: Session,
     trial_id: int,
     group: str,
     *,
@@ -121,7 +106,7 @@ def read(
     """Return the rows of a group by step, each step once.
 
     Args:
-        conn: Connection that reads.
+        session: Session that reads.
         trial_id: Trial; an unknown one has no rows.
         group: Metric group; an unknown one has no rows.
         superseded: Whether to include rows that a later attempt replaced.
@@ -129,11 +114,9 @@ def read(
         after: Cursor of the row to continue after.
         limit: Maximum number of rows, except that rows of one step stay together; None for all.
     """
-    if not is_id(trial_id):
-        return []
-    visible = Visible(_writers.of_trial(conn, trial_id))
+    visible = Visible(_writers.of_trial(session, trial_id))
     result: list[MetricRow] = []
-    for rows in steps(conn, Query(trial_id, group, visible, superseded, batches), after=after):
+    for rows in steps(session, Query(trial_id, group, visible, superseded, batches), after=after):
         result += rows
         if limit is not None and len(result) >= limit:
             break
@@ -141,10 +124,10 @@ def read(
 
 
 def steps(
-    conn: Connection, query: Query, *, after: Cursor | None = None, newest_first: bool = False
+    session: Session, query: Query, *, after: Cursor | None = None, newest_first: bool = False
 ) -> Iterator[list[MetricRow]]:
     """Yield the rows of each step that has any to show; of the rows without a step, each alone."""
-    for _, stored in groupby(_stored_rows(conn, query, after, newest_first), key=_step_key):
+    for _, stored in groupby(_stored_rows(session, query, after, newest_first), key=_step_key):
         rows = list(stored)
         if newest_first:
             rows.reverse()
@@ -158,19 +141,19 @@ def merged_steps(group: str, rows: Iterable[_Stored]) -> list[MetricRow]:
     return [row for _, stored in groupby(rows, key=_step_key) for row in _shown(query, list(stored))]
 
 
-def groups(conn: Connection, trial_id: int) -> list[str]:
+def groups(session: Session, trial_id: int) -> list[str]:
     """Return the names of a trial's metric groups, sorted."""
-    return sorted({name for writer in _writers.of_trial(conn, trial_id) for name in writer.groups})
+    return sorted({name for writer in _writers.of_trial(session, trial_id) for name in writer.groups})
 
 
-def summaries(conn: Connection, trial_id: int) -> dict[str, dict[str, KeySummary]]:
+def summaries(session: Session, trial_id: int) -> dict[str, dict[str, KeySummary]]:
     """Return a summary of each key of each group, of the rows that count; reads all of them."""
-    writers = _writers.of_trial(conn, trial_id)
+    writers = _writers.of_trial(session, trial_id)
     visible = Visible(writers)
     result: dict[str, dict[str, KeySummary]] = {}
     for group in sorted({name for writer in writers for name in writer.groups}):
         values: defaultdict[str, _Numbers] = defaultdict(_Numbers)
-        for rows in steps(conn, Query(trial_id, group, visible)):
+        for rows in steps(session, Query(trial_id, group, visible)):
             for row in rows:
                 for key, value in row.metrics.items():
                     if type(value) is float or type(value) is int:
@@ -179,17 +162,14 @@ def summaries(conn: Connection, trial_id: int) -> dict[str, dict[str, KeySummary
     return result
 
 
-def records(conn: Connection, trial_id: int, *, kind: str | None = None, run_id: int | None = None) -> list[RecordRow]:
+def records(session: Session, trial_id: int, *, kind: str | None = None, run_id: int | None = None) -> Sequence[Record]:
     """Return the records of a trial by run, restart, rank and sequence number; of one kind or run if given."""
-    if not is_id(trial_id):
-        return []
-    r = RECORDS.c
-    statement = select(RECORDS).where(r.trial_id == trial_id)
+    statement = select(Record).where(Record.trial_id == trial_id)
     if kind is not None:
-        statement = statement.where(r.kind == kind)
+        statement = statement.where(Record.kind == kind)
     if run_id is not None:
-        statement = statement.where(r.run_id == run_id)
-    return many(conn, statement.order_by(r.run_id, r.restart, r.rank, r.seq), RecordRow)
+        statement = statement.where(Record.run_id == run_id)
+    return session.scalars(statement.order_by(Record.run_id, Record.restart, Record.rank, Record.seq)).all()
 
 
 @dataclass
@@ -264,9 +244,10 @@ def _merged(group: str, rows: Sequence[_Stored], superseded: bool, place: Cursor
     )
 
 
-def _stored_rows(conn: Connection, query: Query, after: Cursor | None, newest_first: bool) -> Iterator[_Stored]:
+def _stored_rows(session: Session, query: Query, after: Cursor | None, newest_first: bool) -> Iterator[_Stored]:
     """Yield rows as they are stored, by their key; newest first only those with a step."""
     ordered = _ordered(query.batches, query.step is not None, newest_first)
+    conn = session.connection()
     given = {"trial": query.trial_id, "group": query.group, "step": query.step, "rows": CHUNK_ROWS}
     while True:
         chunk = ordered

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core.master.store._rows import one, put
@@ -25,7 +26,7 @@ class TokenRow:
 
 
 def add(
-    conn: Connection,
+    session: Session,
     token: str,
     kind: str,
     *,
@@ -34,17 +35,17 @@ def add(
     experiment_id: int | None = None,
 ) -> None:
     """Let ``token`` in."""
-    put(conn, TOKENS, vars(TokenRow(_digest(token), kind, allocation_id, trial_id, experiment_id, _clock.now())))
+    put(session, TOKENS, vars(TokenRow(_digest(token), kind, allocation_id, trial_id, experiment_id, _clock.now())))
 
 
-def find(conn: Connection, token: str) -> TokenRow | None:
+def find(session: Session, token: str) -> TokenRow | None:
     """Whom a token belongs to; None if it is none, or was revoked."""
-    return one(conn, select(TOKENS).where(TOKENS.c.digest == _digest(token)), TokenRow)
+    return one(session, select(TOKENS).where(TOKENS.c.digest == _digest(token)), TokenRow)
 
 
-def revoke(conn: Connection, *, allocation_id: str) -> None:
+def revoke(session: Session, *, allocation_id: str) -> None:
     """Let the tokens of an allocation in no more."""
-    conn.execute(delete(TOKENS).where(TOKENS.c.allocation_id == allocation_id))
+    session.execute(delete(TOKENS).where(TOKENS.c.allocation_id == allocation_id))
 
 
 def _digest(token: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core.master.store._rows import is_id, many, one, put
@@ -82,7 +83,7 @@ class TrialChange(TypedDict, total=False):
 
 
 def create(
-    conn: Connection,
+    session: Session,
     experiment_id: int,
     request_id: str,
     *,
@@ -97,7 +98,7 @@ def create(
     trial_id: int | None = None,
 ) -> TrialRow:
     """The trial of that request id: a new one, or the one that stands. ``trial_id``: None takes the next."""
-    standing = by_request_id(conn, experiment_id, request_id)
+    standing = by_request_id(session, experiment_id, request_id)
     if standing is not None:
         return standing
     values = {
@@ -121,43 +122,43 @@ def create(
         "last_activity": last_activity,
         "start_time": _clock.now(),
     }
-    (number,) = conn.execute(TRIALS.insert().values(values)).inserted_primary_key or (0,)
-    found = get(conn, number)
+    (number,) = session.connection().execute(TRIALS.insert().values(values)).inserted_primary_key or (0,)
+    found = get(session, number)
     assert found is not None
     return found
 
 
-def get(conn: Connection, trial_id: int) -> TrialRow | None:
+def get(session: Session, trial_id: int) -> TrialRow | None:
     """One trial."""
-    return one(conn, select(TRIALS).where(TRIALS.c.id == trial_id), TrialRow) if is_id(trial_id) else None
+    return one(session, select(TRIALS).where(TRIALS.c.id == trial_id), TrialRow) if is_id(trial_id) else None
 
 
-def last_id(conn: Connection) -> int:
+def last_id(session: Session) -> int:
     """The largest id that a trial was given; 0 if there is none."""
-    return int(conn.execute(select(func.max(TRIALS.c.id))).scalar() or 0)
+    return int(session.execute(select(func.max(TRIALS.c.id))).scalar() or 0)
 
 
-def by_request_id(conn: Connection, experiment_id: int, request_id: str) -> TrialRow | None:
+def by_request_id(session: Session, experiment_id: int, request_id: str) -> TrialRow | None:
     """The trial that the search of an experiment calls so."""
     where = (TRIALS.c.experiment_id == experiment_id) & (TRIALS.c.request_id == request_id)
-    return one(conn, select(TRIALS).where(where), TrialRow)
+    return one(session, select(TRIALS).where(where), TrialRow)
 
 
-def by_task_id(conn: Connection, task_id: str) -> TrialRow | None:
+def by_task_id(session: Session, task_id: str) -> TrialRow | None:
     """The trial of a task."""
-    return one(conn, select(TRIALS).where(TRIALS.c.task_id == task_id), TrialRow)
+    return one(session, select(TRIALS).where(TRIALS.c.task_id == task_id), TrialRow)
 
 
-def of_experiment(conn: Connection, experiment_id: int, *, states: Sequence[str] = ()) -> list[TrialRow]:
+def of_experiment(session: Session, experiment_id: int, *, states: Sequence[str] = ()) -> list[TrialRow]:
     """The trials of an experiment by id, in one of ``states`` if any are given."""
     if not is_id(experiment_id):
         return []
     statement = select(TRIALS).where(TRIALS.c.experiment_id == experiment_id).order_by(TRIALS.c.id)
-    return many(conn, statement.where(TRIALS.c.state.in_(states)) if states else statement, TrialRow)
+    return many(session, statement.where(TRIALS.c.state.in_(states)) if states else statement, TrialRow)
 
 
 def page(
-    conn: Connection,
+    session: Session,
     experiment_id: int,
     chosen: ColumnElement[bool],
     order: Sequence[ColumnElement[Any]],
@@ -168,7 +169,7 @@ def page(
     """Return some trials of an experiment.
 
     Args:
-        conn: Connection that reads.
+        session: Session that reads.
         experiment_id: Experiment.
         chosen: Condition on its trials.
         order: Order of its trials.
@@ -176,48 +177,48 @@ def page(
         offset: Trials to skip.
     """
     statement = select(TRIALS).where(TRIALS.c.experiment_id == experiment_id, chosen)
-    return many(conn, statement.order_by(*order).limit(limit).offset(offset), TrialRow)
+    return many(session, statement.order_by(*order).limit(limit).offset(offset), TrialRow)
 
 
-def count(conn: Connection, experiment_id: int, chosen: ColumnElement[bool]) -> int:
+def count(session: Session, experiment_id: int, chosen: ColumnElement[bool]) -> int:
     """Return the number of an experiment's trials that meet a condition."""
     statement = select(func.count()).select_from(TRIALS).where(TRIALS.c.experiment_id == experiment_id, chosen)
-    return int(conn.execute(statement).scalar_one())
+    return int(session.execute(statement).scalar_one())
 
 
-def ends_by_state(conn: Connection, experiment_id: int) -> dict[str, float | None]:
+def ends_by_state(session: Session, experiment_id: int) -> dict[str, float | None]:
     """Return the states of an experiment's trials, each with the last end of those in it."""
     statement = select(TRIALS.c.state, func.max(TRIALS.c.end_time)).where(TRIALS.c.experiment_id == experiment_id)
-    return {state: end for state, end in conn.execute(statement.group_by(TRIALS.c.state))}
+    return {state: end for state, end in session.execute(statement.group_by(TRIALS.c.state))}
 
 
-def in_states(conn: Connection, states: Sequence[str], *, unmanaged: bool | None = None) -> list[TrialRow]:
+def in_states(session: Session, states: Sequence[str], *, unmanaged: bool | None = None) -> list[TrialRow]:
     """The trials of all experiments that are in one of ``states``, by id."""
     statement = select(TRIALS).where(TRIALS.c.state.in_(states)).order_by(TRIALS.c.id)
     if unmanaged is not None:
         statement = statement.where(TRIALS.c.unmanaged == unmanaged)
-    return many(conn, statement, TrialRow)
+    return many(session, statement, TrialRow)
 
 
-def warm_starts(conn: Connection, *, without: int) -> set[str]:
+def warm_starts(session: Session, *, without: int) -> set[str]:
     """The checkpoints that trials start from, save those of the experiment ``without``."""
     where = TRIALS.c.warm_start.is_not(None) & (TRIALS.c.experiment_id != without)
-    return set(conn.execute(select(TRIALS.c.warm_start).where(where).distinct()).scalars())
+    return set(session.execute(select(TRIALS.c.warm_start).where(where).distinct()).scalars())
 
 
-def change(conn: Connection, trial_id: int, **values: Unpack[TrialChange]) -> None:
+def change(session: Session, trial_id: int, **values: Unpack[TrialChange]) -> None:
     """Change what is given."""
-    conn.execute(update(TRIALS).where(TRIALS.c.id == trial_id).values(**values))
+    session.execute(update(TRIALS).where(TRIALS.c.id == trial_id).values(**values))
 
 
-def set_metadata(conn: Connection, trial_id: int, metadata: Mapping[str, Any]) -> None:
+def set_metadata(session: Session, trial_id: int, metadata: Mapping[str, Any]) -> None:
     """Replace a trial's metadata (§5.4); its limits are the caller's to check."""
-    put(conn, RUN_METADATA, {"trial_id": trial_id, "metadata": dict(metadata), "time": _clock.now()})
+    put(session, RUN_METADATA, {"trial_id": trial_id, "metadata": dict(metadata), "time": _clock.now()})
 
 
-def metadata(conn: Connection, trial_id: int) -> dict[str, Any]:
+def metadata(session: Session, trial_id: int) -> dict[str, Any]:
     """A trial's metadata; {} if none was set."""
     if not is_id(trial_id):
         return {}
-    found = conn.execute(select(RUN_METADATA.c.metadata).where(RUN_METADATA.c.trial_id == trial_id)).scalar()
+    found = session.execute(select(RUN_METADATA.c.metadata).where(RUN_METADATA.c.trial_id == trial_id)).scalar()
     return dict(found or {})

@@ -14,19 +14,20 @@ from math import inf, isnan
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, func, select, tuple_, union_all, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, select, tuple_, union_all, update
+from sqlalchemy.orm import Session
 
 from det_core._json import is_number
 from det_core.master.store import _writers, series
-from det_core.master.store._reports import METRICS, WRITERS
-from det_core.master.store._schema import EXPERIMENTS, TRIALS
 from det_core.master.store._writers import Visible, Writer
+from det_core.master.store.models import Experiment, Metric, Trial
 from det_core.master.store.series import MetricRow, Query
 
 VALIDATION = "validation"
 """Metric group of validations."""
-_T = TRIALS.c
-_M = METRICS.c
+_T = Trial.__table__.c
+_M = Metric.__table__.c
+_W = Writer.__table__.c
 _NOTHING_SUPERSEDED = Visible([])
 BY_ID = [_T.id.asc()]
 """Order of trials by their IDs."""
@@ -39,7 +40,7 @@ def _latest_and_best_statement() -> Select[Any]:
     row = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq, _M.time, _M.metrics)
     selects = [
         select(*trial, *row)
-        .join(METRICS, (_M.trial_id == _T.id) & (_M.grp == VALIDATION) & (_M.step == step))
+        .join(Metric.__table__, (_M.trial_id == _T.id) & (_M.grp == VALIDATION) & (_M.step == step))
         .where(_T.id.in_(bindparam("trials", expanding=True)))
         for step in (_T.latest_step, _T.best_step)
     ]
@@ -50,9 +51,9 @@ def _latest_and_best_statement() -> Select[Any]:
 
 def _reported_statement() -> Select[Any]:
     """Return the statement of a trial's columns, and of whether it has later and earlier attempts."""
-    attempt = tuple_(WRITERS.c.run_id, WRITERS.c.restart)
+    attempt = tuple_(_W.run_id, _W.restart)
     given = tuple_(bindparam("run"), bindparam("restart"))
-    of_trial = select(WRITERS.c.trial_id).where(WRITERS.c.trial_id == bindparam("trial"))
+    of_trial = select(_W.trial_id).where(_W.trial_id == bindparam("trial"))
     later = of_trial.where(attempt > given).exists()
     earlier = of_trial.where(attempt < given).exists()
     columns = (_T.steps, _T.latest_step, _T.best_step, _T.best, _T.experiment_id)
@@ -62,6 +63,11 @@ def _reported_statement() -> Select[Any]:
 # Built once: SQLAlchemy takes longer to build them than the database to answer.
 _LATEST_AND_BEST = _latest_and_best_statement()
 _REPORTED = _reported_statement()
+_SET = (
+    update(Trial)
+    .where(_T.id == bindparam("trial"))
+    .values({name: bindparam(name) for name in ("steps", "latest_step", "best_step", "best")})
+)
 
 
 @dataclass(frozen=True)
@@ -113,49 +119,49 @@ def number(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def follow(
-    conn: Connection, writer: Writer, *, starts_changed: bool, highest: int | None, validated: AbstractSet[int]
+    session: Session, writer: Writer, *, starts_changed: bool, highest: int | None, validated: AbstractSet[int]
 ) -> None:
     """Set the columns of a trial after reports.
 
     Args:
-        conn: Connection that writes.
+        session: Session that writes.
         writer: Writer of the reports, already stored.
         starts_changed: Whether :meth:`Writer.starts` changed with them.
         highest: Largest step that was reported, or None.
         validated: Steps of the validations among them.
     """
     given = {"trial": writer.trial_id, "run": writer.run_id, "restart": writer.restart}
-    row = conn.execute(_REPORTED, given).one_or_none()
+    row = session.connection().execute(_REPORTED, given).one_or_none()
     if row is None:
         return
     *stored, experiment_id, has_later, has_earlier = row
     columns = Columns(*stored)
     changed: Columns | None = None
     if not has_later and not (has_earlier and starts_changed):
-        changed = _advanced(conn, writer.trial_id, experiment_id, columns, highest, validated)
+        changed = _advanced(session, writer.trial_id, experiment_id, columns, highest, validated)
     if changed is None:
-        changed = _computed(conn, writer.trial_id, *_objective(conn, experiment_id))
+        changed = _computed(session, writer.trial_id, *_objective(session, experiment_id))
     if changed != columns:
-        _set(conn, writer.trial_id, changed)
+        _set(session, writer.trial_id, changed)
 
 
-def recompute(conn: Connection, trial_id: int, metric: str, *, smaller_is_better: bool) -> None:
+def recompute(session: Session, trial_id: int, metric: str, *, smaller_is_better: bool) -> None:
     """Set the columns of a trial from all its rows."""
-    _set(conn, trial_id, _computed(conn, trial_id, metric, smaller_is_better))
+    _set(session, trial_id, _computed(session, trial_id, metric, smaller_is_better))
 
 
-def best_trials(conn: Connection, experiment_ids: Sequence[int], *, smaller_is_better: bool) -> dict[int, BestTrial]:
+def best_trials(session: Session, experiment_ids: Sequence[int], *, smaller_is_better: bool) -> dict[int, BestTrial]:
     """Return the best trial of each experiment with a validation; of equals the first, NaN as the worst.
 
     Args:
-        conn: Connection that reads.
+        session: Session that reads.
         experiment_ids: Experiments.
         smaller_is_better: Whether smaller values are better in all of them.
     """
     place = func.row_number().over(partition_by=_T.experiment_id, order_by=best_first(smaller_is_better))
     chosen = _T.experiment_id.in_(experiment_ids) & _T.best_step.is_not(None)
     ranked = select(_T.experiment_id, _T.id, _T.best, place.label("place")).where(chosen).subquery()
-    rows = conn.execute(select(ranked).where(ranked.c.place == 1))
+    rows = session.execute(select(ranked).where(ranked.c.place == 1))
     return {experiment: BestTrial(trial, _value(best)) for experiment, trial, best, _ in rows}
 
 
@@ -165,20 +171,20 @@ def best_first(smaller_is_better: bool) -> list[ColumnElement[Any]]:
     return [_T.best_step.is_(None), _T.best.is_(None), best, _T.id.asc()]
 
 
-def bests(conn: Connection, experiment_id: int) -> dict[int, float]:
+def bests(session: Session, experiment_id: int) -> dict[int, float]:
     """Return the best value of each trial of an experiment that has a validation of the searched metric."""
     chosen = (_T.experiment_id == experiment_id) & _T.best_step.is_not(None)
-    rows = conn.execute(select(_T.id, _T.best).where(chosen).order_by(_T.id))
+    rows = session.execute(select(_T.id, _T.best).where(chosen).order_by(_T.id))
     return {trial: _value(best) for trial, best in rows}
 
 
-def latest_and_best(conn: Connection, trial_ids: Sequence[int]) -> tuple[dict[int, MetricRow], dict[int, MetricRow]]:
+def latest_and_best(session: Session, trial_ids: Sequence[int]) -> tuple[dict[int, MetricRow], dict[int, MetricRow]]:
     """Return the latest and the best validation of each of some trials."""
     latest: dict[int, MetricRow] = {}
     best: dict[int, MetricRow] = {}
     if not trial_ids:
         return latest, best
-    stored = conn.execute(_LATEST_AND_BEST, {"trials": list(trial_ids)})
+    stored = session.connection().execute(_LATEST_AND_BEST, {"trials": list(trial_ids)})
     for (trial_id, latest_step, best_step), rows in groupby(stored, itemgetter(0, 1, 2)):
         for merged in series.merged_steps(VALIDATION, ((*columns[3:], None) for columns in rows)):
             if merged.steps_completed == latest_step:
@@ -188,10 +194,10 @@ def latest_and_best(conn: Connection, trial_ids: Sequence[int]) -> tuple[dict[in
     return latest, best
 
 
-def of_trial(conn: Connection, trial_id: int, metric: str) -> list[Validation]:
+def of_trial(session: Session, trial_id: int, metric: str) -> list[Validation]:
     """Return the validations of a trial that count and have ``metric``, by step."""
-    query = Query(trial_id, VALIDATION, Visible(_writers.of_trial(conn, trial_id)))
-    return _with_metric(trial_id, metric, (row for rows in series.steps(conn, query) for row in rows))
+    query = Query(trial_id, VALIDATION, Visible(_writers.of_trial(session, trial_id)))
+    return _with_metric(trial_id, metric, (row for rows in series.steps(session, query) for row in rows))
 
 
 def _with_metric(trial_id: int, metric: str, rows: Iterable[MetricRow]) -> list[Validation]:
@@ -200,7 +206,7 @@ def _with_metric(trial_id: int, metric: str, rows: Iterable[MetricRow]) -> list[
 
 
 def _advanced(
-    conn: Connection,
+    session: Session,
     trial_id: int,
     experiment_id: int,
     columns: Columns,
@@ -211,13 +217,13 @@ def _advanced(
     steps = columns.steps if highest is None else max(columns.steps, highest)
     if not validated:
         return Columns(steps, columns.latest_step, columns.best_step, columns.best)
-    metric, smaller_is_better = _objective(conn, experiment_id)
+    metric, smaller_is_better = _objective(session, experiment_id)
     latest_step = max(validated) if columns.latest_step is None else max(columns.latest_step, *validated)
     best_step = columns.best_step
     best = columns.best
     for step in sorted(validated):
         # Other ranks may have reported this step too.
-        ((row,),) = series.steps(conn, Query(trial_id, VALIDATION, _NOTHING_SUPERSEDED, step=step))
+        ((row,),) = series.steps(session, Query(trial_id, VALIDATION, _NOTHING_SUPERSEDED, step=step))
         value = number(row.metrics, metric)
         if step == best_step:
             if value is None or (_value(best) != value and not (isnan(value) and best is None)):
@@ -230,9 +236,9 @@ def _advanced(
     return Columns(steps, latest_step, best_step, best)
 
 
-def _computed(conn: Connection, trial_id: int, metric: str, smaller_is_better: bool) -> Columns:
+def _computed(session: Session, trial_id: int, metric: str, smaller_is_better: bool) -> Columns:
     """Return the columns of a trial from all its rows."""
-    writers = _writers.of_trial(conn, trial_id)
+    writers = _writers.of_trial(session, trial_id)
     visible = Visible(writers)
     highs = [
         min(steps.high, visible.beyond(name, writer.attempt) - 1)
@@ -240,7 +246,7 @@ def _computed(conn: Connection, trial_id: int, metric: str, smaller_is_better: b
         for name, steps in writer.groups.items()
         if steps.high is not None
     ]
-    rows = [row for rows in series.steps(conn, Query(trial_id, VALIDATION, visible)) for row in rows]
+    rows = [row for rows in series.steps(session, Query(trial_id, VALIDATION, visible)) for row in rows]
     counted = [row.steps_completed for row in rows if row.steps_completed is not None]
     found = [(v.value, v.row.steps_completed or 0) for v in _with_metric(trial_id, metric, rows)]
     best, best_step = min(found, key=lambda v: _rank(v[0], v[1], smaller_is_better), default=(None, None))
@@ -249,13 +255,13 @@ def _computed(conn: Connection, trial_id: int, metric: str, smaller_is_better: b
     return Columns(max(highs, default=0), max(counted, default=None), best_step, best)
 
 
-def _set(conn: Connection, trial_id: int, columns: Columns) -> None:
-    conn.execute(update(TRIALS).where(_T.id == trial_id).values(**vars(columns)))
+def _set(session: Session, trial_id: int, columns: Columns) -> None:
+    session.connection().execute(_SET, {"trial": trial_id, **vars(columns)})
 
 
-def _objective(conn: Connection, experiment_id: int) -> tuple[str, bool]:
+def _objective(session: Session, experiment_id: int) -> tuple[str, bool]:
     """Return the searched metric of an experiment, and whether smaller values are better."""
-    config = conn.execute(select(EXPERIMENTS.c.config).where(EXPERIMENTS.c.id == experiment_id)).scalar_one()
+    config = session.execute(select(Experiment.config).where(Experiment.id == experiment_id)).scalar_one()
     searcher = config.get("searcher") or {}
     return str(searcher.get("metric", "")), bool(searcher.get("smaller_is_better", True))
 

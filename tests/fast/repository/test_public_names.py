@@ -76,7 +76,7 @@ PUBLIC = {
         read_archived unpack_archive
     """,
     "det_core.master.store": """
-        METADATA AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
+        METADATA AllocationRow CheckpointRow ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow Store TokenRow TrialRow
     """,
     "det_core.testing": "SearchSuite",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy.orm import Session
 
 from det_core.errors import StoreError
 from det_core.master._errors import MasterError, NotFound, Stopping
@@ -27,7 +27,7 @@ class Refusing:
         self._write, self.left = store.write, times
         store.write = self
 
-    async def __call__(self, work: Callable[[Connection], Any]) -> Any:
+    async def __call__(self, work: Callable[[Session], Any]) -> Any:
         if self.left > 0:
             self.left -= 1
             raise StoreError("the disk is full")
@@ -62,7 +62,7 @@ def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> No
         async with bench(tmp_path, train) as b:
             actor = b.service.actor
 
-            def breaks(conn: Connection) -> None:
+            def breaks(session: Session) -> None:
                 raise ArithmeticError("a broken write")
 
             bad = asyncio.create_task(actor.do(lambda tx: tx.write(breaks)))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from det_core.master.store import Store, experiments, trials
 from det_core.master.store._database import parse, writing_engine
@@ -27,11 +28,12 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def conn(url: str) -> Iterator[Connection]:
-    """Yield a connection that writes, in one transaction for the whole test."""
+def session(url: str) -> Iterator[Session]:
+    """Yield a session that writes, in one transaction for the whole test."""
     engine = writing_engine(parse(url))
-    with engine.begin() as connection:
-        yield connection
+    with Session(engine, expire_on_commit=False) as session:
+        yield session
+        session.commit()
     engine.dispose()
 
 
@@ -47,11 +49,11 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def trial(conn: Connection) -> int:
+def trial(session: Session) -> int:
     """Add a trial of an experiment, both with the ID 1."""
-    experiment = experiments.create(conn, state="ACTIVE", name="quickstart", config={"name": "quickstart"})
+    experiment = experiments.create(session, state="ACTIVE", name="quickstart", config={"name": "quickstart"})
     assert experiment is not None
-    return trials.create(conn, experiment.id, "r1", state="ACTIVE", hparams={"lr": 0.1}).id
+    return trials.create(session, experiment.id, "r1", state="ACTIVE", hparams={"lr": 0.1}).id
 
 
 @pytest.fixture

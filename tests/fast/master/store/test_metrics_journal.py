@@ -13,7 +13,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from det_core.journal import read_run
 from det_core.master.store import ingest, series
@@ -36,34 +37,34 @@ def other(seq: int, kind: str, **body: Any) -> dict[str, Any]:
     return {"kind": kind, "seq": seq, "time": 100.0 + seq, "body": body}
 
 
-def steps(conn: Connection, group: str = "training", **options: Any) -> list[int | None]:
-    return [r.steps_completed for r in series.read(conn, TRIAL, group, **options)]
+def steps(session: Session, group: str = "training", **options: Any) -> list[int | None]:
+    return [r.steps_completed for r in series.read(session, TRIAL, group, **options)]
 
 
-def test_records_are_kept_once_however_often_and_late_they_arrive(conn: Connection) -> None:
+def test_records_are_kept_once_however_often_and_late_they_arrive(session: Session) -> None:
     records = [row(0, 1), other(1, "status", status="warm"), row(2, 2), other(3, "progress", fraction=0.5), row(4, 3)]
     for part in (records[2:], records, records + records):
-        assert ingest.insert_journal(conn, TRIAL, 1, 0, part) == 5
-    assert steps(conn) == [1, 2, 3]
-    assert [(r.kind, r.body) for r in series.records(conn, TRIAL)] == [
+        assert ingest.insert_journal(session, TRIAL, 1, 0, part) == 5
+    assert steps(session) == [1, 2, 3]
+    assert [(r.kind, r.body) for r in series.records(session, TRIAL)] == [
         ("status", {"status": "warm"}),
         ("progress", {"fraction": 0.5}),
     ]
-    assert [r.seq for r in series.records(conn, TRIAL, kind="progress", run_id=1)] == [3]
-    assert series.records(conn, TRIAL, run_id=2) == []
-    assert series.summaries(conn, TRIAL)["training"]["loss"]["count"] == 3
+    assert [r.seq for r in series.records(session, TRIAL, kind="progress", run_id=1)] == [3]
+    assert series.records(session, TRIAL, run_id=2) == []
+    assert series.summaries(session, TRIAL)["training"]["loss"]["count"] == 3
 
 
-def test_a_record_twice_in_one_batch_counts_once(conn: Connection) -> None:
-    assert ingest.insert_journal(conn, TRIAL, 1, 0, [row(0, 1), row(0, 1), row(1, 2), row(0, 1)]) == 2
-    assert steps(conn) == [1, 2]
+def test_a_record_twice_in_one_batch_counts_once(session: Session) -> None:
+    assert ingest.insert_journal(session, TRIAL, 1, 0, [row(0, 1), row(0, 1), row(1, 2), row(0, 1)]) == 2
+    assert steps(session) == [1, 2]
 
 
-def test_what_each_process_writes_is_its_own(conn: Connection) -> None:
+def test_what_each_process_writes_is_its_own(session: Session) -> None:
     for run, restart, rank in [(1, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 0)]:
-        assert ingest.insert_journal(conn, TRIAL, run, rank, [other(0, "status", who=rank)], restart=restart) == 1
-    assert ingest.insert_journal(conn, 2, 1, 0, [other(0, "status")]) == 1
-    assert [(r.run_id, r.restart, r.rank) for r in series.records(conn, TRIAL)] == [
+        assert ingest.insert_journal(session, TRIAL, run, rank, [other(0, "status", who=rank)], restart=restart) == 1
+    assert ingest.insert_journal(session, 2, 1, 0, [other(0, "status")]) == 1
+    assert [(r.run_id, r.restart, r.rank) for r in series.records(session, TRIAL)] == [
         (1, 0, 0),
         (1, 0, 1),
         (1, 1, 0),
@@ -71,20 +72,20 @@ def test_what_each_process_writes_is_its_own(conn: Connection) -> None:
     ]
 
 
-def test_numbers_that_are_not_finite_come_back_as_numbers(conn: Connection) -> None:
+def test_numbers_that_are_not_finite_come_back_as_numbers(session: Session) -> None:
     record = row(0, 1, loss="NaN", name="NaN", deep={"a": [1, "Infinity"]})
     record["nonfinite"] = [["metrics", "loss"], ["metrics", "deep", "a", 1], ["batch_metrics", 0, "x"]]
     record["batch_metrics"] = [{"x": "-Infinity", "y": "text"}]
     sent = orjson.dumps(record)
-    ingest.insert_journal(conn, TRIAL, 1, 0, [orjson.loads(sent)])
-    (found,) = series.read(conn, TRIAL, "training", batches=True)
+    ingest.insert_journal(session, TRIAL, 1, 0, [orjson.loads(sent)])
+    (found,) = series.read(session, TRIAL, "training", batches=True)
     assert math.isnan(found.metrics.pop("loss"))
     assert found.metrics == {"name": "NaN", "deep": {"a": [1, math.inf]}}
     assert found.batch_metrics == [{"x": -math.inf, "y": "text"}]
-    (plain,) = series.read(conn, TRIAL, "training")
+    (plain,) = series.read(session, TRIAL, "training")
     assert plain.batch_metrics is None
-    ingest.insert_journal(conn, TRIAL, 2, 0, [row(0, 5, loss=1.0), row(1, 6, loss=math.nan, none=None)])
-    assert repr(series.read(conn, TRIAL, "training")[-1].metrics) == "{'loss': nan, 'none': None}"
+    ingest.insert_journal(session, TRIAL, 2, 0, [row(0, 5, loss=1.0), row(1, 6, loss=math.nan, none=None)])
+    assert repr(series.read(session, TRIAL, "training")[-1].metrics) == "{'loss': nan, 'none': None}"
 
 
 @pytest.mark.parametrize(
@@ -108,52 +109,52 @@ def test_numbers_that_are_not_finite_come_back_as_numbers(conn: Connection) -> N
         ({"kind": "status", "seq": 0, "time": 1.0, "body": []}, "body=.*expected an object"),
     ],
 )
-def test_what_is_no_record_is_refused_with_its_number(conn: Connection, record: Any, said: str) -> None:
+def test_what_is_no_record_is_refused_with_its_number(session: Session, record: Any, said: str) -> None:
     with pytest.raises(ValueError, match=rf"^record 1: .*{said}"):
-        ingest.insert_journal(conn, TRIAL, 1, 0, [row(5, 5), record])
+        ingest.insert_journal(session, TRIAL, 1, 0, [row(5, 5), record])
 
 
-def test_a_files_first_line_is_passed_over(conn: Connection) -> None:
+def test_a_files_first_line_is_passed_over(session: Session) -> None:
     header = {"kind": "journal", "version": 1, "run": "r", "restart": 0, "rank": 0}
-    assert ingest.insert_journal(conn, TRIAL, 1, 0, [header, row(0, 1)]) == 1
-    assert steps(conn) == [1]
+    assert ingest.insert_journal(session, TRIAL, 1, 0, [header, row(0, 1)]) == 1
+    assert steps(session) == [1]
 
 
-def test_odd_values_come_back_as_they_were(conn: Connection) -> None:
+def test_odd_values_come_back_as_they_were(session: Session) -> None:
     odd = {"big": 2**64 - 1, "text": "é\0\u2028", "none": None, "flag": True, "list": [], "deep": {"a": {"b": 1}}}
-    ingest.insert_journal(conn, TRIAL, 1, 0, [row(0, None, **odd), row(1, 0, half="\ud800", huge=10**40)])
-    with_step, without = series.read(conn, TRIAL, "training")
+    ingest.insert_journal(session, TRIAL, 1, 0, [row(0, None, **odd), row(1, 0, half="\ud800", huge=10**40)])
+    with_step, without = series.read(session, TRIAL, "training")
     assert without.metrics == odd
     assert with_step.metrics == {"half": "\ud800", "huge": 10**40}
 
 
-def test_a_restored_step_hides_what_lies_beyond_it_at_once(conn: Connection) -> None:
-    ingest.insert_journal(conn, TRIAL, 1, 0, [row(i, i) for i in range(1, 9)] + [row(9, 4, "validation")])
-    ingest.insert_journal(conn, TRIAL, 2, 0, [other(0, "restore", storage_id="c", steps_completed=3)])
-    assert steps(conn) == [1, 2, 3]
-    assert steps(conn, "validation") == []
-    found = series.read(conn, TRIAL, "training", superseded=True)
+def test_a_restored_step_hides_what_lies_beyond_it_at_once(session: Session) -> None:
+    ingest.insert_journal(session, TRIAL, 1, 0, [row(i, i) for i in range(1, 9)] + [row(9, 4, "validation")])
+    ingest.insert_journal(session, TRIAL, 2, 0, [other(0, "restore", storage_id="c", steps_completed=3)])
+    assert steps(session) == [1, 2, 3]
+    assert steps(session, "validation") == []
+    found = series.read(session, TRIAL, "training", superseded=True)
     assert [(r.steps_completed, r.superseded) for r in found][2:5] == [(3, False), (4, True), (5, True)]
-    assert series.summaries(conn, TRIAL)["training"]["loss"]["count"] == 3
+    assert series.summaries(session, TRIAL)["training"]["loss"]["count"] == 3
 
 
-def test_a_series_is_read_in_pages(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_series_is_read_in_pages(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("det_core.master.store.series.CHUNK_ROWS", 7)
     rows = [row(i, i // 3) for i in range(60)] + [row(i, None) for i in range(60, 80)]
-    ingest.insert_journal(conn, TRIAL, 1, 0, [{**r, "metrics": {f"k{r['seq']}": 1}} for r in rows])
-    ingest.insert_journal(conn, TRIAL, 2, 0, [row(0, 15)])
+    ingest.insert_journal(session, TRIAL, 1, 0, [{**r, "metrics": {f"k{r['seq']}": 1}} for r in rows])
+    ingest.insert_journal(session, TRIAL, 2, 0, [row(0, 15)])
     for superseded in (False, True):
-        whole = series.read(conn, TRIAL, "training", superseded=superseded, limit=None)
+        whole = series.read(session, TRIAL, "training", superseded=superseded, limit=None)
         assert len(whole) == (15 + 1 + 20 if not superseded else 21 + 20)
         paged: list[series.MetricRow] = []
         while page := series.read(
-            conn, TRIAL, "training", superseded=superseded, limit=4, after=paged[-1].cursor if paged else None
+            session, TRIAL, "training", superseded=superseded, limit=4, after=paged[-1].cursor if paged else None
         ):
             assert len(page) <= 5
             paged += page
         assert paged == whole
-    assert series.groups(conn, TRIAL) == ["training"]
-    assert series.read(conn, 2**70, "training") == []
+    assert series.groups(session, TRIAL) == ["training"]
+    assert series.read(session, 2**70, "training") == []
 
 
 Line = tuple[str, int | None, dict[str, float], bool]
@@ -197,7 +198,7 @@ def test_the_series_are_those_of_the_journals_own_reader(
 def check(scratch: Engine, runs: Any, by_restart: bool, seed: int) -> None:
     """Check records of any content, order, cut and number."""
     batches = []
-    with tempfile.TemporaryDirectory() as folder, scratch.connect() as conn:
+    with tempfile.TemporaryDirectory() as folder, Session(scratch) as session:
         for run, (restored, *ranks) in enumerate(runs):
             for rank, lines in enumerate(ranks):
                 records = as_records(lines, restored if rank == 0 else None)
@@ -209,20 +210,20 @@ def check(scratch: Engine, runs: Any, by_restart: bool, seed: int) -> None:
         random.Random(seed).shuffle(batches)
         for run, rank, records in batches:
             who = (1, rank, records, run) if by_restart else (run + 1, rank, records, 0)
-            ingest.insert_journal(conn, TRIAL, *who[:3], restart=who[3])
-        compare(conn, Path(folder))
-        conn.rollback()
+            ingest.insert_journal(session, TRIAL, *who[:3], restart=who[3])
+        compare(session, Path(folder))
+        session.rollback()
 
 
-def compare(conn: Connection, folder: Path) -> None:
+def compare(session: Session, folder: Path) -> None:
     read = read_run(folder)
     for group in ("training", "validation", "own"):
         for superseded in (False, True):
             theirs = read.rows(group, superseded=superseded, batches=True)
-            ours = series.read(conn, TRIAL, group, superseded=superseded, batches=True, limit=None)
+            ours = series.read(session, TRIAL, group, superseded=superseded, batches=True, limit=None)
             assert sorted(map(repr, map(shown, ours))) == sorted(map(repr, map(shown, theirs)))
-        visible = [r.metrics for r in series.read(conn, TRIAL, group, limit=None)]
-        summary = series.summaries(conn, TRIAL).get(group, {})
+        visible = [r.metrics for r in series.read(session, TRIAL, group, limit=None)]
+        summary = series.summaries(session, TRIAL).get(group, {})
         for key in {key for values in visible for key in values} | set(summary):
             found = [values[key] for values in visible if key in values]
             finite = [value for value in found if value == value]
@@ -230,7 +231,7 @@ def compare(conn: Connection, folder: Path) -> None:
             assert (said["count"], said["sum"]) == (len(found), sum(finite))
             assert (said["min"], said["max"]) == (min(finite, default=None), max(finite, default=None))
             assert repr(said["last"]) == repr(found[-1])
-    assert series.groups(conn, TRIAL) == read.groups()
+    assert series.groups(session, TRIAL) == read.groups()
 
 
 def shown(row: Any) -> Any:

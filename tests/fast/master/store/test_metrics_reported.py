@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from det_core.errors import StoreConflict
 from det_core.master.store import ingest, series
@@ -16,69 +17,69 @@ from det_core.master.store import ingest, series
 TRIAL = 1
 
 
-def shown(conn: Connection, group: str = "training", **options: Any) -> dict[int | None, dict[str, Any]]:
-    rows = series.read(conn, TRIAL, group, **options)
+def shown(session: Session, group: str = "training", **options: Any) -> dict[int | None, dict[str, Any]]:
+    rows = series.read(session, TRIAL, group, **options)
     found = {row.steps_completed: row.metrics for row in rows}
     assert len(found) == len(rows)
     return found
 
 
-def test_keys_of_one_step_are_merged_and_repeats_change_nothing(conn: Connection) -> None:
-    assert ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
-    assert ingest.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
-    assert not ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
-    assert not ingest.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
-    assert shown(conn) == {3: {"loss": 1.0, "accuracy": 0.5}}
-    assert series.summaries(conn, TRIAL)["training"]["loss"]["count"] == 1
+def test_keys_of_one_step_are_merged_and_repeats_change_nothing(session: Session) -> None:
+    assert ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0})
+    assert ingest.report(session, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
+    assert not ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0})
+    assert not ingest.report(session, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
+    assert shown(session) == {3: {"loss": 1.0, "accuracy": 0.5}}
+    assert series.summaries(session, TRIAL)["training"]["loss"]["count"] == 1
 
 
-def test_another_value_is_a_conflict_and_nothing_of_it_is_kept(conn: Connection) -> None:
-    ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0})
+def test_another_value_is_a_conflict_and_nothing_of_it_is_kept(session: Session) -> None:
+    ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0})
     with pytest.raises(StoreConflict, match=r"trial 1, group training, step 3: loss changed from 1\.0 to 2\.0"):
-        ingest.report(conn, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 2.0})
-    assert shown(conn) == {3: {"loss": 1.0}}
+        ingest.report(session, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 2.0})
+    assert shown(session) == {3: {"loss": 1.0}}
 
 
-def test_batch_metrics_cannot_be_overwritten_but_repeated(conn: Connection) -> None:
+def test_batch_metrics_cannot_be_overwritten_but_repeated(session: Session) -> None:
     batches = [{"loss": 1.0}, {"loss": "NaN"}]
-    assert ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
-    assert not ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
+    assert ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
+    assert not ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0}, batches)
     with pytest.raises(StoreConflict, match="batch_metrics changed"):
-        ingest.report(conn, TRIAL, 1, "training", 3, {"loss": 1.0}, [{"loss": 2.0}])
-    (row,) = series.read(conn, TRIAL, "training", batches=True)
+        ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0}, [{"loss": 2.0}])
+    (row,) = series.read(session, TRIAL, "training", batches=True)
     assert row.batch_metrics is not None and math.isnan(row.batch_metrics[1]["loss"])
 
 
-def test_words_for_numbers_that_are_not_finite_become_numbers(conn: Connection) -> None:
+def test_words_for_numbers_that_are_not_finite_become_numbers(session: Session) -> None:
     words = {"a": "NaN", "b": "Nan", "c": "Infinity", "d": {"e": ["-Infinity", "nan"]}}
-    assert ingest.report(conn, TRIAL, 1, "validation", 1, words)
-    assert not ingest.report(conn, TRIAL, 1, "validation", 1, words)
-    assert repr(shown(conn, "validation")) == "{1: {'a': nan, 'b': nan, 'c': inf, 'd': {'e': [-inf, 'nan']}}}"
+    assert ingest.report(session, TRIAL, 1, "validation", 1, words)
+    assert not ingest.report(session, TRIAL, 1, "validation", 1, words)
+    assert repr(shown(session, "validation")) == "{1: {'a': nan, 'b': nan, 'c': inf, 'd': {'e': [-inf, 'nan']}}}"
 
 
-def test_a_later_run_takes_the_place_of_an_earlier_one_from_its_steps_on(conn: Connection) -> None:
+def test_a_later_run_takes_the_place_of_an_earlier_one_from_its_steps_on(session: Session) -> None:
     for step in range(1, 6):
-        ingest.report(conn, TRIAL, 1, "training", step, {"loss": 1.0})
+        ingest.report(session, TRIAL, 1, "training", step, {"loss": 1.0})
     for step in (2, 4):
-        ingest.report(conn, TRIAL, 1, "validation", step, {"loss": 1.0})
-    ingest.report(conn, TRIAL, 1, "cpu", None, {"load": 1.0}, time=5.0)
-    ingest.report(conn, TRIAL, 2, "training", 4, {"loss": 2.0})
-    assert shown(conn) == {**{step: {"loss": 1.0} for step in (1, 2, 3)}, 4: {"loss": 2.0}}
-    assert set(shown(conn, "validation")) == {2, 4}  # beyond step 4 alone for other groups
-    ingest.report(conn, TRIAL, 2, "training", 3, {"loss": 2.0})
-    assert set(shown(conn)) == {1, 2, 3, 4}
-    assert set(shown(conn, "validation")) == {2}
-    assert set(shown(conn, "cpu")) == {None}
+        ingest.report(session, TRIAL, 1, "validation", step, {"loss": 1.0})
+    ingest.report(session, TRIAL, 1, "cpu", None, {"load": 1.0}, time=5.0)
+    ingest.report(session, TRIAL, 2, "training", 4, {"loss": 2.0})
+    assert shown(session) == {**{step: {"loss": 1.0} for step in (1, 2, 3)}, 4: {"loss": 2.0}}
+    assert set(shown(session, "validation")) == {2, 4}  # beyond step 4 alone for other groups
+    ingest.report(session, TRIAL, 2, "training", 3, {"loss": 2.0})
+    assert set(shown(session)) == {1, 2, 3, 4}
+    assert set(shown(session, "validation")) == {2}
+    assert set(shown(session, "cpu")) == {None}
 
 
-def test_samples_of_the_machine_are_kept_raw(conn: Connection) -> None:
+def test_samples_of_the_machine_are_kept_raw(session: Session) -> None:
     for load in (1.0, 1.0, 2.0):
-        assert ingest.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": load}})
-    assert ingest.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
-    assert not ingest.report(conn, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
-    assert ingest.report(conn, TRIAL, 1, "gpu", 3, {"agent": {"load": 1.0}}, time=8.0)
-    ingest.report(conn, TRIAL, 2, "training", 0, {"loss": 1.0})
-    rows = series.read(conn, TRIAL, "gpu")
+        assert ingest.report(session, TRIAL, 1, "gpu", None, {"agent": {"load": load}})
+    assert ingest.report(session, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
+    assert not ingest.report(session, TRIAL, 1, "gpu", None, {"agent": {"load": 1.0}}, time=7.0)
+    assert ingest.report(session, TRIAL, 1, "gpu", 3, {"agent": {"load": 1.0}}, time=8.0)
+    ingest.report(session, TRIAL, 2, "training", 0, {"loss": 1.0})
+    rows = series.read(session, TRIAL, "gpu")
     assert [row.metrics["agent"]["load"] for row in rows] == [1.0, 1.0, 2.0, 1.0, 1.0]
     assert {row.steps_completed for row in rows} == {None}
 
@@ -94,9 +95,9 @@ def test_samples_of_the_machine_are_kept_raw(conn: Connection) -> None:
         ("a", 1, {"epochs": True}, "metrics.epochs=.*: expected a number"),
     ],
 )
-def test_what_is_no_report_is_refused(conn: Connection, group: str, step: int, values: Any, said: str) -> None:
+def test_what_is_no_report_is_refused(session: Session, group: str, step: int, values: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ingest.report(conn, TRIAL, 1, group, step, values)
+        ingest.report(session, TRIAL, 1, group, step, values)
 
 
 class Model:
@@ -131,17 +132,17 @@ def test_it_does_as_the_contract_says(scratch: Engine, reports: Any) -> None:
 
 def check(scratch: Engine, reports: Any) -> None:
     model, run = Model(), 1
-    with scratch.connect() as conn:
+    with Session(scratch) as session:
         for next_run, group, step, values in reports:
             run += next_run
             try:
                 model.report(run, group, step, values)
             except StoreConflict:
                 with pytest.raises(StoreConflict):
-                    ingest.report(conn, TRIAL, run, group, step, values)
+                    ingest.report(session, TRIAL, run, group, step, values)
                 continue
-            ingest.report(conn, TRIAL, run, group, step, values)
-            assert not ingest.report(conn, TRIAL, run, group, step, values)
+            ingest.report(session, TRIAL, run, group, step, values)
+            assert not ingest.report(session, TRIAL, run, group, step, values)
         for group in ("training", "own"):
-            assert shown(conn, group) == model.visible(group)
-        conn.rollback()
+            assert shown(session, group) == model.visible(group)
+        session.rollback()

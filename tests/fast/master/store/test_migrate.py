@@ -12,6 +12,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, inspect
+from sqlalchemy.orm import Session
 
 import det_core
 from det_core.errors import StoreError
@@ -61,15 +62,15 @@ def test_database_of_first_schema_is_brought_up_to_date(empty_url: str, tmp_path
     _open(f"sqlite:///{tmp_path}/new.db")
     assert _definitions(path) == _definitions(tmp_path / "new.db")
     engine = writing_engine(parse(empty_url))
-    with engine.begin() as conn:
-        rows = trials.of_experiment(conn, 1)
+    with Session(engine) as session:
+        rows = trials.of_experiment(session, 1)
         assert [(t.steps, t.latest_step, t.best_step, t.best) for t in rows] == [
             (6, 6, 4, 0.25),
             (2, 2, 2, 0.375),
             (0, None, None, None),
         ]
-        ingest.report(conn, 1, 3, "validation", 6, {"loss": 0.125})
-        row = trials.get(conn, 1)
+        ingest.report(session, 1, 3, "validation", 6, {"loss": 0.125})
+        row = trials.get(session, 1)
         assert row is not None and (row.best_step, row.best) == (6, 0.125)
     engine.dispose()
 

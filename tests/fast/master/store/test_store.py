@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.orm import Session
 
 from det_core.errors import StoreError, StoreLocked
-from det_core.master.store import Connection, Store, key_values
+from det_core.master.store import Store, key_values
+from det_core.master.store.models import KeyValue
 
 HOLDER = """
 import signal, sys
@@ -29,48 +31,54 @@ signal.pause()
 
 
 def put(key: str, value: Any = 1) -> Any:
-    return lambda conn: key_values.put(conn, key, value)
+    return lambda session: key_values.put(session, key, value)
 
 
 def keys(store: Store, *names: str) -> list[Any]:
-    return asyncio.run(store.read(lambda conn: [key_values.get(conn, name) for name in names]))
+    return asyncio.run(store.read(lambda session: [key_values.get(session, name) for name in names]))
 
 
 def test_what_is_written_is_read(store: Store) -> None:
     async def go() -> tuple[Any, Any]:
         await store.write(put("a", {"b": [1, float("inf"), "é\0"]}))
-        return await store.read(lambda conn: key_values.get(conn, "a")), await store.write(lambda conn: "answer")
+        return await store.read(lambda session: key_values.get(session, "a")), await store.write(
+            lambda session: "answer"
+        )
 
     assert asyncio.run(go()) == ({"b": [1, float("inf"), "é\0"]}, "answer")
 
 
 def test_a_work_that_fails_harms_no_other(store: Store) -> None:
-    def fail(conn: Connection) -> None:
-        key_values.put(conn, "half", 1)
+    def fail(session: Session) -> None:
+        key_values.put(session, "half", 1)
         raise LookupError("mine")
 
-    def breaks(conn: Connection) -> None:
-        key_values.put(conn, "half", 1)
-        conn.exec_driver_sql("INSERT INTO nowhere VALUES (1)")
+    def breaks(session: Session) -> None:
+        key_values.put(session, "half", 1)
+        session.execute(text("INSERT INTO nowhere VALUES (1)"))
 
-    def stops(conn: Connection) -> None:
+    def clashes(session: Session) -> None:
+        key_values.put(session, "half", 1)
+        session.add(KeyValue(key="a", value=2))
+
+    def stops(session: Session) -> None:
         raise StopIteration
 
     async def go() -> list[Any]:
-        works = [put("a"), fail, put("b"), breaks, stops, put("c")] * 20
+        works = [put("a"), fail, put("b"), breaks, stops, put("c"), clashes] * 20
         return await asyncio.gather(*(store.write(work) for work in works), return_exceptions=True)
 
     results = asyncio.run(go())
-    kinds = [type(result).__name__ for result in results[:6]]
-    assert kinds == ["NoneType", "LookupError", "NoneType", kinds[3], "RuntimeError", "NoneType"]
+    kinds = [type(result).__name__ for result in results[:7]]
+    assert kinds == ["NoneType", "LookupError", "NoneType", kinds[3], "RuntimeError", "NoneType", "IntegrityError"]
     assert kinds[3] in ("OperationalError", "StoreError", "ProgrammingError")
     assert keys(store, "a", "b", "c", "half") == [1, 1, 1, None]
 
 
 def test_a_work_sees_what_those_before_it_wrote(store: Store) -> None:
-    def count(conn: Connection) -> int:
-        key_values.put(conn, "n", key_values.get(conn, "n", 0) + 1)
-        return int(key_values.get(conn, "n"))
+    def count(session: Session) -> int:
+        key_values.put(session, "n", key_values.get(session, "n", 0) + 1)
+        return int(key_values.get(session, "n"))
 
     async def go() -> list[int]:
         return await asyncio.gather(*(store.write(count) for _ in range(300)))
@@ -84,11 +92,11 @@ def test_a_read_sees_one_state_of_the_database(store: Store) -> None:
     async def go() -> tuple[Any, Any]:
         loop = asyncio.get_running_loop()
 
-        def reads(conn: Connection) -> tuple[Any, Any]:
-            first = key_values.get(conn, "a")
+        def reads(session: Session) -> tuple[Any, Any]:
+            first = key_values.get(session, "a")
             loop.call_soon_threadsafe(started.set)
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-            return first, key_values.get(conn, "a")
+            return first, key_values.get(session, "a")
 
         await store.write(put("a", 1))
         reading = asyncio.create_task(store.read(reads))
@@ -105,9 +113,9 @@ def test_long_reads_of_series_block_no_other_read(store: Store) -> None:
     over = threading.Event()
 
     async def go() -> None:
-        long = [asyncio.create_task(store.read_series(lambda conn: over.wait())) for _ in range(6)]
+        long = [asyncio.create_task(store.read_series(lambda session: over.wait())) for _ in range(6)]
         await asyncio.sleep(0)
-        assert await asyncio.gather(*(store.read(lambda conn: 1) for _ in range(20))) == [1] * 20
+        assert await asyncio.gather(*(store.read(lambda session: 1) for _ in range(20))) == [1] * 20
         over.set()
         assert await asyncio.gather(*long) == [True] * 6
 
@@ -143,7 +151,7 @@ def test_close_does_what_was_asked_for(url: str) -> None:
         with pytest.raises(StoreError, match="is closed"):
             await store.write(put("late"))
         with pytest.raises(StoreError, match="is closed"):
-            await store.read(lambda conn: 1)
+            await store.read(lambda session: 1)
 
     asyncio.run(go())
     again = Store.open(url)
@@ -152,7 +160,7 @@ def test_close_does_what_was_asked_for(url: str) -> None:
 
 
 def test_a_second_master_is_refused_until_the_first_has_died(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core.master.store._lock.WAIT", 0.1)
+    monkeypatch.setattr("det_core.master.store._database.FILE_LOCK_TIMEOUT", 0.1)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     try:
@@ -176,7 +184,7 @@ def test_a_full_disk_is_one_clear_error_and_ends_when_there_is_room(tmp_path: Pa
     async def go() -> None:
         nonlocal most
         await store.write(put("before"))
-        event.listen(store._writing, "begin", lambda conn: limit(conn.connection.driver_connection))
+        event.listen(store._writing, "begin", lambda session: limit(session.connection.driver_connection))
         big = put("big", "x" * 10_000_000)
         works = [put("one"), big, put("two"), big, put("three")]
         results = await asyncio.gather(*map(store.write, works), return_exceptions=True)

@@ -9,90 +9,91 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from det_core.master.store import experiments, ingest, trials, validations
 from det_core.master.store.validations import Columns
 
 
 @pytest.fixture
-def searching(conn: Connection) -> int:
+def searching(session: Session) -> int:
     """Add a trial of a search for the smallest loss, both with the ID 1."""
-    return add_trial(conn, "loss")
+    return add_trial(session, "loss")
 
 
-def add_trial(conn: Connection, metric: str, *, smaller_is_better: bool = True) -> int:
+def add_trial(session: Session, metric: str, *, smaller_is_better: bool = True) -> int:
     config = {"searcher": {"name": "random", "metric": metric, "smaller_is_better": smaller_is_better}}
-    experiment = experiments.create(conn, state="ACTIVE", name="search", config=config)
+    experiment = experiments.create(session, state="ACTIVE", name="search", config=config)
     assert experiment is not None
-    return trials.create(conn, experiment.id, "r1", state="ACTIVE", hparams={}).id
+    return trials.create(session, experiment.id, "r1", state="ACTIVE", hparams={}).id
 
 
-def columns(conn: Connection, trial: int) -> Columns:
-    row = trials.get(conn, trial)
+def columns(session: Session, trial: int) -> Columns:
+    row = trials.get(session, trial)
     assert row is not None
     return Columns(row.steps, row.latest_step, row.best_step, row.best)
 
 
-def report(conn: Connection, trial: int, run: int, step: int | None, group: str = "validation", **values: Any) -> None:
-    ingest.report(conn, trial, run, group, step, values)
+def report(session: Session, trial: int, run: int, step: int | None, group: str = "validation", **values: Any) -> None:
+    ingest.report(session, trial, run, group, step, values)
 
 
 @pytest.mark.parametrize(
     ("metric", "smaller", "best"), [("loss", True, (2, 1)), ("loss", False, (1, 3)), ("d.t", True, (5, -5))]
 )
-def test_columns_follow_reports(conn: Connection, metric: str, smaller: bool, best: tuple[int, float]) -> None:
-    trial = add_trial(conn, metric, smaller_is_better=smaller)
-    assert columns(conn, trial) == Columns()
+def test_columns_follow_reports(session: Session, metric: str, smaller: bool, best: tuple[int, float]) -> None:
+    trial = add_trial(session, metric, smaller_is_better=smaller)
+    assert columns(session, trial) == Columns()
     for step, loss in [(1, 3.0), (2, 1.0), (3, "NaN"), (4, 1.0), (5, 2.0)]:
-        report(conn, trial, 1, step, loss=loss, d={"t": -step})
-    report(conn, trial, 1, 6, other=1, loss="text")
-    report(conn, trial, 1, 8, "training", loss=-9)
-    report(conn, trial, 1, None, loss=-9.0)
-    assert columns(conn, trial) == Columns(8, 6, *best)
-    latest, shown = validations.latest_and_best(conn, [trial, 7])
+        report(session, trial, 1, step, loss=loss, d={"t": -step})
+    report(session, trial, 1, 6, other=1, loss="text")
+    report(session, trial, 1, 8, "training", loss=-9)
+    report(session, trial, 1, None, loss=-9.0)
+    assert columns(session, trial) == Columns(8, 6, *best)
+    latest, shown = validations.latest_and_best(session, [trial, 7])
     assert [(row.steps_completed, row.metrics["loss"]) for row in latest.values()] == [(6, "text")]
     assert shown[trial].steps_completed == best[0]
-    values = validations.of_trial(conn, trial, "loss")
+    values = validations.of_trial(session, trial, "loss")
     assert [v.row.steps_completed for v in values] == [1, 2, 3, 4, 5]
 
 
-def test_nan_is_the_worst_of_validations(conn: Connection, searching: int) -> None:
-    report(conn, searching, 1, 1, loss="NaN")
-    assert columns(conn, searching) == Columns(1, 1, 1, None)
-    (best,) = validations.best_trials(conn, [1], smaller_is_better=True).values()
+def test_nan_is_the_worst_of_validations(session: Session, searching: int) -> None:
+    report(session, searching, 1, 1, loss="NaN")
+    assert columns(session, searching) == Columns(1, 1, 1, None)
+    (best,) = validations.best_trials(session, [1], smaller_is_better=True).values()
     assert best.trial_id == searching and math.isnan(best.value)
-    report(conn, searching, 1, 2, loss="Infinity")
-    assert columns(conn, searching) == Columns(2, 2, 2, math.inf)
+    report(session, searching, 1, 2, loss="Infinity")
+    assert columns(session, searching) == Columns(2, 2, 2, math.inf)
 
 
-def test_restored_step_takes_the_best_back(conn: Connection, searching: int) -> None:
+def test_restored_step_takes_the_best_back(session: Session, searching: int) -> None:
     for step in range(1, 6):
-        report(conn, searching, 1, step, loss=1.0 / step)
+        report(session, searching, 1, step, loss=1.0 / step)
     restore = {"kind": "restore", "seq": 0, "time": 1.0, "body": {"storage_id": "c", "steps_completed": 2}}
-    ingest.insert_journal(conn, searching, 2, 0, [restore])
-    assert columns(conn, searching) == Columns(2, 2, 2, 0.5)
+    ingest.insert_journal(session, searching, 2, 0, [restore])
+    assert columns(session, searching) == Columns(2, 2, 2, 0.5)
 
 
-def test_value_of_a_lower_rank_changes_the_best(conn: Connection, searching: int) -> None:
+def test_value_of_a_lower_rank_changes_the_best(session: Session, searching: int) -> None:
     for rank, loss in [(1, 0.25), (0, 0.75)]:
         rows = [record(0, 1, 0.5), record(1, 2, loss)]
-        ingest.insert_journal(conn, searching, 1, rank, rows)
-    assert columns(conn, searching) == Columns(2, 2, 1, 0.5)
+        ingest.insert_journal(session, searching, 1, rank, rows)
+    assert columns(session, searching) == Columns(2, 2, 1, 0.5)
 
 
-def test_trials_are_ordered_by_their_best(conn: Connection, searching: int) -> None:
-    ids = [searching] + [trials.create(conn, 1, f"r{n}", state="ACTIVE", hparams={}).id for n in range(2, 7)]
+def test_trials_are_ordered_by_their_best(session: Session, searching: int) -> None:
+    ids = [searching] + [trials.create(session, 1, f"r{n}", state="ACTIVE", hparams={}).id for n in range(2, 7)]
     for trial, loss in zip(ids, [2.0, "NaN", None, 1.0, "NaN", 1.0], strict=True):
         if loss is not None:
-            report(conn, trial, 1, 1, loss=loss)
+            report(session, trial, 1, 1, loss=loss)
     order = {True: [4, 6, 1, 2, 5, 3], False: [1, 4, 6, 2, 5, 3]}
     for smaller, numbers in order.items():
         chosen = trials.TRIALS.c.state == "ACTIVE"
-        rows = trials.page(conn, 1, chosen, validations.best_first(smaller), limit=4, offset=1)
+        rows = trials.page(session, 1, chosen, validations.best_first(smaller), limit=4, offset=1)
         assert [row.id for row in rows] == numbers[1:5]
-        assert validations.best_trials(conn, [1, 2], smaller_is_better=smaller)[1].trial_id == numbers[0]
-    assert list(map(repr, validations.bests(conn, 1).values())) == ["2.0", "nan", "1.0", "nan", "1.0"]
+        assert validations.best_trials(session, [1, 2], smaller_is_better=smaller)[1].trial_id == numbers[0]
+    assert list(map(repr, validations.bests(session, 1).values())) == ["2.0", "nan", "1.0", "nan", "1.0"]
 
 
 def test_best_trial_has_infinite_value_for_a_huge_integer() -> None:
@@ -123,18 +124,18 @@ def test_columns_equal_those_computed_anew(scratch: Engine, runs: Any, reports: 
             batches += [(run, rank, records[:2]), (run, rank, records[1:])]
     batches += [(run, None, row) for run, row in reports]
     random.Random(seed).shuffle(batches)
-    with scratch.connect() as conn:
-        trial = add_trial(conn, "loss")
+    with Session(scratch) as session:
+        trial = add_trial(session, "loss")
         for run, rank, rows in batches:
             if rank is not None:
-                ingest.insert_journal(conn, trial, run, rank, rows)
+                ingest.insert_journal(session, trial, run, rank, rows)
                 continue
             step, loss, group = rows
             try:
-                report(conn, trial, run, step, group, loss=loss)
+                report(session, trial, run, step, group, loss=loss)
             except ingest.StoreConflict:
                 continue
-        followed = columns(conn, trial)
-        validations.recompute(conn, trial, "loss", smaller_is_better=True)
-        assert followed == columns(conn, trial)
-        conn.rollback()
+        followed = columns(session, trial)
+        validations.recompute(session, trial, "loss", smaller_is_better=True)
+        assert followed == columns(session, trial)
+        session.rollback()

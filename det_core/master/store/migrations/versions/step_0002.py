@@ -6,6 +6,7 @@ import json
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.orm import Session
 
 revision = "0002"
 down_revision = "0001"
@@ -48,9 +49,10 @@ def _fill_columns(conn: sa.Connection) -> None:
 
     experiments = sa.table("experiments", sa.column("id"), sa.column("config"))
     trials = sa.table("trials", sa.column("id"), sa.column("experiment_id"))
+    session = Session(conn)
     for experiment_id, config in conn.execute(sa.select(experiments)).all():
         spec = Experiment(json.loads(config))
         for trial_id in (
             conn.execute(sa.select(trials.c.id).where(trials.c.experiment_id == experiment_id)).scalars().all()
         ):
-            validations.recompute(conn, trial_id, spec.metric, smaller_is_better=spec.smaller_is_better)
+            validations.recompute(session, trial_id, spec.metric, smaller_is_better=spec.smaller_is_better)
