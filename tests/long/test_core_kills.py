@@ -10,7 +10,7 @@ import pytest
 from fast.core import test_checkpoint_faults as faults
 from fast.core.test_checkpoint_faults import memory
 from fast.core.test_checkpoint_kills import kills, saves
-from fast.core.test_checkpoint_retention import every_call_of_a_gc_fails_once
+from fast.core.test_checkpoint_retention import die_in_a_gc, every_call_of_a_gc_fails_once
 from fast.core.test_checkpoint_store import killed_writers
 
 __all__ = ["memory"]
@@ -66,3 +66,7 @@ def test_death_at_every_call(name: str, memory: Path) -> None:
 @pytest.mark.parametrize("committed", [None, 4])
 def test_gc_fault_at_every_call_leaves_intact_checkpoints(how: str, committed: int | None, memory: Path) -> None:
     every_call_of_a_gc_fails_once(how, committed, memory)
+
+
+def test_death_at_every_call_of_a_gc(memory: Path) -> None:
+    die_in_a_gc(memory, every=1)

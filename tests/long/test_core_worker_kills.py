@@ -39,7 +39,7 @@ def disturbed(folder: Path, rng: random.Random, times: int) -> str:
     """Train to the end, killed or signalled so often on the way; return the weight."""
     folder.mkdir()
     for n in range(times + 1):
-        training = Training("bare", rng.choice(METHODS), folder, **STEPS)
+        training = Training("bare", rng.choice(METHODS), folder, cold=True, **STEPS)
         try:
             if n < times:
                 if rng.random() < 0.7:

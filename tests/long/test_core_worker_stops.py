@@ -41,7 +41,8 @@ def tries(kind: str, method: str, number: int, to: str, form: str, count: int) -
     """Stop so many trainings, print a row, and fail unless all were right."""
 
     def once(_try: int) -> Stopped:
-        return stop(kind, method, number, to_each=to == "each", form=form, delay=random.random() * MAX_DELAY)
+        delay = random.random() * MAX_DELAY
+        return stop(kind, method, number, to_each=to == "each", form=form, delay=delay, cold=True)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         results = list(pool.map(once, range(count)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support import scripts
-from support.resumable import DRAWING, FORMS, check
+from support.resumable import DRAWING, FORMS, Plain, check
 from trainings.test_resumable import kills
 
 
@@ -28,6 +28,11 @@ def test_training_that_is_killed_25_times_has_the_rows_of_an_undisturbed_one(
 def test_form_gives_the_batches_of_the_loader_after_a_resume(form: str, workers: int) -> None:
     for persistent in {False, workers > 0 and form != "generators of the dataset"}:
         check(form, every=3, num_workers=workers, persistent_workers=persistent)
+
+
+@pytest.mark.parametrize("form", ["shuffled", "own generator", "counting sampler", "odd batches", "single records"])
+def test_form_that_skips_loading_in_workers_gives_the_batches_of_the_loader(form: str) -> None:
+    check(form, every=2, skip_loading=True, dataset=Plain(), num_workers=2, persistent_workers=True)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

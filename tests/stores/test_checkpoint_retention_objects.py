@@ -14,6 +14,7 @@ from det_core.core._checkpoint._retention import Retention
 from det_core.storage import Owner, open_store
 from det_core.storage._object_store import ObjectStore
 from support.buckets import FaultyDriver, closing, contents, object_store
+from support.removals import Training
 from support.servers import S3Server
 from support.stored import put
 
@@ -88,3 +89,9 @@ def test_on_a_server(moto_server: S3Server, tmp_path: Path) -> None:
         assert Retention(core.KeepLatest(2), store, "run").apply() == ["c2"]
         assert whole(store) == {"another", "c3", "c4"}
         assert {key.split("/")[0] for key in contents(store)} == {"another", "c3", "c4"}
+
+
+def test_training_beside_random_removals_on_s3_keeps_what_is_promised(home: Path, moto_server: S3Server) -> None:
+    training = Training(moto_server.storage(moto_server.make_bucket(), "some/prefix"), seed=3)
+    training.run(4)
+    assert training.removals > 0

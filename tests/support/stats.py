@@ -14,6 +14,7 @@ import tokenize
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +31,18 @@ class Module:
     name: str
     path: Path
     room: str
-    lines: int
-    comments: int
-    tree: ast.Module
+    text: str
+
+    @cached_property
+    def lines(self) -> int:
+        """Number of its lines."""
+        return len(self.text.splitlines())
+
+    @cached_property
+    def comments(self) -> int:
+        """Number of its comments."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline) if "#" in self.text else ()
+        return sum(token.type == tokenize.COMMENT for token in tokens)
 
 
 def read(folder: Path, names_from: Path, depth: int) -> dict[str, Module]:
@@ -47,10 +57,7 @@ def read(folder: Path, names_from: Path, depth: int) -> dict[str, Module]:
             parts = path.relative_to(names_from).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             room = str(Path(*path.relative_to(folder).parts[:-1][:depth]))
-            text = path.read_text()
-            tokens = tokenize.generate_tokens(io.StringIO(text).readline) if "#" in text else ()
-            comments = sum(token.type == tokenize.COMMENT for token in tokens)
-            found[name] = Module(name, path, room, len(text.splitlines()), comments, ast.parse(text))
+            found[name] = Module(name, path, room, path.read_text())
     return found
 
 
@@ -79,7 +86,7 @@ def imports(module: Module, modules: dict[str, Module]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     within = _packages(module.name) | {module.name}
-    for when, statement in _statements(module.tree):
+    for when, statement in _statements(ast.parse(module.text)):
         for target in _targets(statement, module, modules):
             for name in {target} | (_packages(target) - within):
                 if name in modules and name != module.name:
@@ -122,6 +129,7 @@ def circles(modules: dict[str, Module]) -> dict[str, list[dict[str, list[str]]]]
     seen: set[frozenset[str]] = set()
     for step, when in enumerate(WHEN):
         graph = {name: [to for to, at in sorted(targets.items()) if at <= step] for name, targets in arrows.items()}
+        graph = _without_ends(graph)
         ways = {name: _ways(graph, name) for name in graph}
         components = {frozenset(to for to in ways[name] if name in ways[to]) for name in ways if name in ways[name]}
         found[when] = []
@@ -131,6 +139,16 @@ def circles(modules: dict[str, Module]) -> dict[str, list[dict[str, list[str]]]]
             found[when].append({"circle": circle, "beside": sorted(component - set(circle))})
         seen |= components
     return found
+
+
+def _without_ends(graph: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the part of a graph where circles can be: what imports nothing of it, or is imported by nothing, goes."""
+    while True:
+        imported = {to for targets in graph.values() for to in targets}
+        left = {name: targets for name, targets in graph.items() if targets and name in imported}
+        if len(left) == len(graph):
+            return graph
+        graph = {name: [to for to in targets if to in left] for name, targets in left.items()}
 
 
 def _ways(graph: dict[str, list[str]], start: str) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import warm
 from support.processes import until
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -187,21 +188,35 @@ class Stopped:
 
 
 class Training:
-    """A training in a session of its own, with its home and its output in ``folder``."""
+    """A training in a session of its own, with its home and its output in ``folder``.
 
-    def __init__(self, kind: str, method: str, folder: Path, **variables: str) -> None:
+    Args:
+        kind: which of :data:`SCRIPTS`.
+        method: the start method of its workers.
+        folder: an empty one, or that of an earlier start.
+        cold: start an interpreter, as a launcher always does, instead of forking from a process that has torch.
+        variables: of its environment, beside this process's.
+    """
+
+    def __init__(self, kind: str, method: str, folder: Path, *, cold: bool = False, **variables: str) -> None:
         self.ranks = 2 if kind == "launcher" else 1
         self.folder = folder
         self._mark = f"{_MARK}={folder}"
         script = folder / "script.py"
         script.write_text(SCRIPTS[kind])
-        launcher = ["-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2"] if self.ranks > 1 else []
         environment = {**os.environ, **variables, "DET_CORE_HOME": str(folder / "home"), _MARK: str(folder)}
+        self.process: warm.Started | subprocess.Popen[bytes]
         with (folder / "output").open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, *launcher, str(script), method], env=environment, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=output, start_new_session=True, preexec_fn=_default_signals,
-            )  # fmt: skip
+            if cold or kind == "launcher":
+                launcher = (
+                    ["-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2"] if self.ranks > 1 else []
+                )
+                self.process = subprocess.Popen(
+                    [sys.executable, *launcher, script, method], env=environment, stdin=subprocess.DEVNULL,
+                    stdout=output, stderr=output, start_new_session=True, preexec_fn=_default_signals,
+                )  # fmt: skip
+            else:
+                self.process = warm.start([script, method], env=environment, stdout=output.fileno(), session=True)
 
     def output(self) -> str:
         """Return the output so far."""
@@ -216,14 +231,20 @@ class Training:
         until(lambda: self.output().count("READY") > earlier or self.process.poll() is not None, self.output)
 
     def processes(self) -> list[int]:
-        """Return all of its processes that have not ended."""
+        """Return all of its processes that have not ended: of its session, or with its mark in their environment."""
         found = []
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
-                is_dead = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-                if not is_dead and self._mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                state, _, _, session, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if state in "ZX":
+                    continue
+                # Ranks of a launcher lead sessions of their own; a warm process has its server's environment.
+                if int(session) == self.process.pid or self._has_mark(pid):
                     found.append(pid)
         return found
+
+    def _has_mark(self, pid: int) -> bool:
+        return self._mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
     def send(self, number: int, *, to_each: bool) -> None:
         """Send a signal to the process group, or to every process as a scheduler does."""
@@ -264,10 +285,10 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(kind: str, method: str, **variables: str) -> Iterator[Training]:
+def training(kind: str, method: str, *, cold: bool = False, **variables: str) -> Iterator[Training]:
     """Yield a training in a directory of its own, which is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="workers-"))
-    started = Training(kind, method, folder, **variables)
+    started = Training(kind, method, folder, cold=cold, **variables)
     try:
         yield started
     finally:
@@ -275,9 +296,11 @@ def training(kind: str, method: str, **variables: str) -> Iterator[Training]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def stop(kind: str, method: str, number: int, *, to_each: bool, form: str = "", delay: float = 0.0) -> Stopped:
+def stop(
+    kind: str, method: str, number: int, *, to_each: bool, form: str = "", delay: float = 0.0, cold: bool = False
+) -> Stopped:
     """Start a training, send it a signal ``delay`` seconds after its workers run, and wait for its end."""
-    with training(kind, method, FORM=form) as started:
+    with training(kind, method, cold=cold, FORM=form) as started:
         started.wait_for("WAITING" if form in ("stuck", "gil") else "READY")
         time.sleep(delay)
         started.send(number, to_each=to_each)

@@ -30,7 +30,7 @@ def stream(
     return NumberedBatches(batches, rank=rank, size=ranks, skip=skip, numbered=True)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     size=st.integers(1, 20),
     batch=st.integers(1, 7),
@@ -44,7 +44,7 @@ def test_what_is_skipped_is_what_would_have_come(size: int, batch: int, ranks: i
     assert list(itertools.islice(stream(size, batch, rank=rank, ranks=ranks, skip=skip), 10)) == straight[skip:]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(steps=st.integers(1, 12), ranks=st.sampled_from([2, 3, 4]), slot=st.integers(1, 3), per_pass=st.integers(1, 4))
 def test_ranks_together_have_the_batches_of_one(steps: int, ranks: int, slot: int, per_pass: int) -> None:
     """Where the global batch divides the dataset."""

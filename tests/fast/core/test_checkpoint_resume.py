@@ -108,8 +108,7 @@ def test_start_damaged_after_init_is_replaced_unless_its_steps_were_read(read_be
         take_the_one_before(ctx, ids, read_before)
 
 
-@pytest.mark.parametrize("read_before", [False, True])
-@pytest.mark.parametrize("what", ["damaged", "gone"])
+@pytest.mark.parametrize(("what", "read_before"), [("damaged", False), ("damaged", True), ("gone", False)])
 def test_start_in_a_bucket_is_replaced_unless_its_steps_were_read(
     what: str, read_before: bool, moto_server: S3Server
 ) -> None:
@@ -126,7 +125,6 @@ def test_start_in_a_bucket_is_replaced_unless_its_steps_were_read(
     with core.init(name="r", resume="latest", checkpoint_storage=storage) as ctx:
         if what == "gone":
             assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (ids[0], 1, 1)
-            read_before = False
         take_the_one_before(ctx, ids, read_before)
     if read_before:  # the next start compares the bytes before it answers
         with core.init(name="r", resume="latest", checkpoint_storage=storage) as ctx:

@@ -305,7 +305,12 @@ def test_every_call_of_a_gc_fails_once(memory: Path) -> None:
 
 
 def test_a_process_that_dies_in_a_gc_leaves_what_can_be_collected(memory: Path) -> None:
-    for at in range(1, 1000):
+    die_in_a_gc(memory, every=4)  # at each call: tests/long/test_core_kills.py
+
+
+def die_in_a_gc(memory: Path, every: int) -> None:
+    """End a process at every so manieth call to the disk; what is listed is whole, and the rest is collectable."""
+    for at in range(1, 1000, every):
         folder = memory / str(at)
         folder.mkdir()
         filled(folder)

@@ -24,18 +24,19 @@ def test_resumable_without_workers_gives_the_batches_of_the_loader(form: str) ->
 
 @pytest.mark.parametrize("form", DRAWING)
 def test_resumable_with_forked_workers_gives_the_batches_of_the_loader(form: str) -> None:
-    check(form, every=5, epochs=2, num_workers=2, multiprocessing_context="fork")
+    check(form, every=8, epochs=2, num_workers=2, multiprocessing_context="fork")
 
 
 @pytest.mark.parametrize("form", ["shuffled", "own generator", "counting sampler", "odd batches", "shuffled stream"])
 def test_resumable_with_persistent_workers_gives_the_batches_of_the_loader(form: str) -> None:
-    check(form, every=5, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+    check(form, every=9, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
 
 
 @pytest.mark.parametrize("form", ["shuffled", "own generator", "counting sampler", "odd batches", "single records"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumable_that_skips_loading_gives_the_batches_of_the_loader(form: str, workers: int) -> None:
-    check(form, every=5, skip_loading=True, dataset=Plain(), num_workers=workers, persistent_workers=workers > 0)
+    every = 11 if workers else 5
+    check(form, every=every, skip_loading=True, dataset=Plain(), num_workers=workers, persistent_workers=workers > 0)
 
 
 @pytest.mark.parametrize("seedable", [False, True])
