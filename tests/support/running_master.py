@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import requests
 import uvicorn
+from sqlalchemy.orm import Session
 
 from det_core.master._settings import MasterSettings
 from det_core.master.api import Limits, create_app, server_config
@@ -31,6 +32,11 @@ entrypoint: "true"
 searcher: {name: single, metric: loss, max_length: 10}
 max_restarts: 0
 """
+
+
+def _connect(session: Session) -> None:
+    session.connection()
+    time.sleep(0.05)
 
 
 class Answer:
@@ -84,8 +90,9 @@ class Running:
         self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
         await self.service.start()
-        reads = [read(lambda _: time.sleep(0.05)) for read in (store.read, store.read_series) for _ in range(8)]
-        await asyncio.gather(*reads)  # all readers are there now
+        # A session connects when it is first used; a test that made it do so would seem to leave an open file.
+        reads = [read(_connect) for read in (store.read, store.read_series) for _ in range(8)]
+        await asyncio.gather(*reads)
         self.app = create_app(self.service, TOKEN, max_body_bytes=limit)
         self.server = server = uvicorn.Server(server_config(self.app, limits, port=0))
         serving = asyncio.ensure_future(server._serve())

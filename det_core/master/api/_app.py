@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from fastapi import FastAPI
+from fastapi.responses import Response
 
 import det_core
 from det_core.master.api import (
@@ -20,6 +22,7 @@ from det_core.master.api import (
 )
 from det_core.master.api._auth import Authenticator, OwnHosts
 from det_core.master.api._routing import MAX_BODY_BYTES, BodiesInFlight, PendingRequests, Routes
+from det_core.master.api._types import answer
 from det_core.master.service import Service
 
 ROUTES: tuple[Routes, ...] = (
@@ -56,9 +59,16 @@ def create_app(
         version=det_core.__version__,
         description=__doc__,
         redirect_slashes=False,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
+
+    async def describe() -> Response:
+        """Answer the description of the API, which takes 0.2 s to make once."""
+        return answer(await asyncio.to_thread(app.openapi))
+
+    app.add_api_route("/openapi.json", describe, include_in_schema=False)
     app.state.service = service
     app.state.authenticator = Authenticator(service, user_token)
     app.state.pending = PendingRequests()

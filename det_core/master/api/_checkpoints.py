@@ -140,14 +140,14 @@ async def experiment_checkpoints(
 ) -> Response:
     """Answer the checkpoints of an experiment, newest first, in pages."""
     views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, experiment_id=experiment_id)
-    return answer_page("checkpoints", list(map(encode, views)), total, offset=offset, limit=limit)
+    return await answer_page("checkpoints", encode, views, total, offset=offset, limit=limit)
 
 
 @routes.trial.get("/trials/{trial_id}/checkpoints")
 async def trial_checkpoints(trial_id: TrialId, service: TheService, offset: Offset = 0, limit: Limit = 0) -> Response:
     """Answer the checkpoints of a trial, newest first, in pages."""
     views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, trial_id=trial_id)
-    return answer_page("checkpoints", list(map(encode, views)), total, offset=offset, limit=limit)
+    return await answer_page("checkpoints", encode, views, total, offset=offset, limit=limit)
 
 
 @routes.trial.patch("/checkpoints")

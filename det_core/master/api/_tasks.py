@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic import Field
 from det_core import _clock
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
-from det_core.master.api._types import Body, Int64, Timestamp, answer, done
+from det_core.master.api._types import Body, Int64, Timestamp, answer_archive, done
 
 routes = Routes("tasks")
 plain_routes = Routes("tasks", prefix="")
@@ -41,7 +40,7 @@ class TaskLogsRequest(Body):
 @routes.trial.get("/tasks/{task_id}/context_directory")
 async def context_directory(task_id: str, service: TheService) -> Response:
     """The context directory of a task."""
-    return answer({"b64Tgz": base64.b64encode(await service.task_context(task_id)).decode()})
+    return answer_archive(await service.task_context(task_id))
 
 
 @routes.trial.post("/task/logs")

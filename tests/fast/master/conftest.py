@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.loop_guard import guarded_loops
 from support.real_master import RealMaster, real_master
 
 
@@ -21,3 +22,11 @@ def real(shared_master: RealMaster) -> Iterator[RealMaster]:
     """Yield the shared master for one test."""
     with shared_master.lent() as master:
         yield master
+
+
+@pytest.fixture(autouse=True)
+def loops_are_not_blocked() -> Iterator[None]:
+    """Fail a test in which one callback keeps an event loop of this process busy for long."""
+    with guarded_loops() as blocked:
+        yield
+    assert not blocked

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import tarfile
 import zlib
+from pathlib import Path
 from typing import Any
 
 from support.running_master import CONFIG, Running
@@ -47,6 +49,22 @@ def test_the_files_come_back_to_the_task(master: Running) -> None:
         assert train.read() == b"print(1)\n"
         assert sorted(tar.getnames()) == ["empty", "sub", "sub/train.py"]
     assert spec.context is not None
+
+
+def test_large_context_leaves_the_loop_to_other_requests(tmp_path: Path) -> None:
+    """The guard of these tests fails if one callback keeps it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=0) as tar:
+        member = tarfile.TarInfo("weights")
+        member.size = 40 << 20
+        tar.addfile(member, io.BytesIO(os.urandom(member.size)))
+    running = Running(tmp_path, limit=128 << 20)
+    try:
+        spec = running.a_trial(b64Tgz=base64.b64encode(packed.getvalue()).decode())
+        answer = running.ask("GET", f"tasks/{spec.task_id}/context_directory")
+        assert base64.b64decode(answer.json["b64Tgz"]) == packed.getvalue()
+    finally:
+        running.close()
 
 
 def test_without_files_there_is_none(master: Running) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import requests
 
+from det_core.master.service import _queries
 from support.processes import until
 from support.running_master import Answer, Running
 
@@ -82,7 +83,7 @@ def test_a_failure_of_the_masters_own_says_so_and_hides_nothing(
     master = Running(tmp_path, limit=1 << 20)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(master.service, "experiments", _fail)
+            patch.setattr(_queries, "find_experiments", _fail)
             broken = master.ask("GET", "experiments")
         assert (broken.status, broken.error["code"]) == (500, 13)
         assert "ZeroDivisionError" in broken.error["error"]
@@ -94,7 +95,7 @@ def test_a_failure_of_the_masters_own_says_so_and_hides_nothing(
         master.close()
 
 
-async def _fail(**_filters: Any) -> None:
+async def _fail(*_hub: Any, **_filters: Any) -> None:
     raise ZeroDivisionError
 
 
