@@ -88,7 +88,7 @@ class TrialSubject:
 
     def _create(self, probe_dir: Path, max_restarts: int) -> Experiment:
         """Create an experiment whose trial is observed, and keeps all checkpoints in the home of the check."""
-        from det_core.client._create import create
+        from det_core.client._experiments import create
 
         config = json.loads(json.dumps(self._source.config))
         config["max_restarts"] = max_restarts

@@ -198,7 +198,7 @@ class Tail:
 
     def _read_trial(self, trial: Trial) -> tuple[list[dict[str, Any]], bool]:
         """Return the new lines of a trial, and whether there may be more already."""
-        from det_core.client._trial import PAGE, log_page
+        from det_core.client._experiments import PAGE, log_page
 
         state = trial_state(trial)
         mark = (state, trial.info.get("trial_run_id"))
@@ -252,7 +252,7 @@ def _why_queued(experiment: Experiment, trials: Sequence[Trial]) -> str:
 
 def _holders(experiment: Experiment) -> list[str]:
     """Return the other experiments of which trials hold slots."""
-    from det_core.client._experiment import Experiment
+    from det_core.client._experiments import Experiment
 
     master = experiment.master
     views = master.get("experiments", states=[f"STATE_{name}" for name in _UNENDED], limit=100)["experiments"]

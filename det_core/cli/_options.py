@@ -178,7 +178,7 @@ def reach_master(master: str | None, home: str | None) -> Address:
 
 def find_experiment(master: Master, name: int | str) -> Experiment:
     """Return the experiment that an argument names."""
-    from det_core.client._experiment import Experiment
+    from det_core.client._experiments import Experiment
     from det_core.errors import UnknownToMaster
 
     if name != LATEST:
@@ -194,7 +194,7 @@ def find_experiment(master: Master, name: int | str) -> Experiment:
 
 def find_trial(master: Master, number: int) -> Trial:
     """Return the trial of this number."""
-    from det_core.client._trial import Trial
+    from det_core.client._experiments import Trial
     from det_core.errors import UnknownToMaster
 
     try:

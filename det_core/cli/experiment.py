@@ -170,7 +170,7 @@ def submit(
     validate_only: bool = False,
 ) -> Experiment | None:
     """Create an experiment and print its warnings; print the mistakes of its configuration and return None."""
-    from det_core.client._create import create
+    from det_core.client._experiments import create
     from det_core.client._runs import home_of
     from det_core.errors import ExperimentInvalid
 
@@ -239,7 +239,7 @@ def watch(experiment: Experiment, as_json: bool = False) -> int:
 def list_experiments(master: Master, name: str | None, state: str | None, limit: int | None, as_json: bool) -> None:
     """List experiments, newest first."""
     from det_core.cli._views import experiment_json
-    from det_core.client._experiment import Experiment
+    from det_core.client._experiments import Experiment
     from det_core.client._master import list_rows
 
     shown = limit_of(limit, as_json)
@@ -508,12 +508,11 @@ def download_checkpoint(
 ) -> None:
     """Download a checkpoint of an experiment into the directory DIR."""
     from det_core.cli.checkpoint import download_into
-    from det_core.client._fetched import opened
 
     if trial is not None and checkpoint is not None:
         raise click.UsageError("--trial and --checkpoint exclude each other: leave out one of them")
     found = find_experiment(master, experiment)
-    with opened(found, checkpoint if trial is None else _newest_of(found, trial)) as chosen:
+    with found.open_checkpoint(checkpoint if trial is None else _newest_of(found, trial)) as chosen:
         download_into(chosen, directory, as_json)
 
 

@@ -136,7 +136,7 @@ def logs(master: Master, trial: int, follow: bool, as_json: bool) -> None:
 @on_master
 def metrics(master: Master, trial: int, group: str | None, as_csv: bool, as_json: bool) -> None:
     """Print the metrics of a trial as a table."""
-    from det_core.client._trial import metric_rows
+    from det_core.client._experiments import metric_rows
 
     found = find_trial(master, trial)
     rows = list(metric_rows(master, [found.id], group))

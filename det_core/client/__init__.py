@@ -1,4 +1,4 @@
-"""Steering experiments, and reading runs and checkpoints back, from Python.
+"""Python client: create and steer experiments, read runs and checkpoints back.
 
 Example::
 
@@ -8,12 +8,12 @@ Example::
     experiment.wait()
     print(experiment.best_trial, experiment.metrics("validation"))
 
-    run = client.run("latest")  # one that had no master
+    run = client.run("latest")  # of a script that had no master
     print(run.state, run.metrics("validation"))
     with client.checkpoints(run="latest") as checkpoints:
         checkpoints["latest"].download("model")
 
-Importing this package loads none of its parts; each is loaded when its name is first used.
+Importing this package imports none of its modules: each is imported when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_core.client._checkpoints import Checkpoint, Checkpoints, checkpoints, delete_run
-    from det_core.client._experiment import Experiment
-    from det_core.client._managed import connect, create_experiment, experiment, experiments, trial
+    from det_core.client._experiments import (
+        Experiment,
+        Trial,
+        connect,
+        create_experiment,
+        experiment,
+        experiments,
+        trial,
+    )
     from det_core.client._master import Master
     from det_core.client._runs import Run, run, runs
-    from det_core.client._trial import Trial
 
 __all__ = [
     "Checkpoint",
@@ -47,30 +53,30 @@ __all__ = [
     "trial",
 ]
 
-_HOMES = {
+_LAZY_EXPORTS = {
     "Checkpoint": "_checkpoints",
     "Checkpoints": "_checkpoints",
-    "Experiment": "_experiment",
+    "Experiment": "_experiments",
     "Master": "_master",
     "Run": "_runs",
-    "Trial": "_trial",
+    "Trial": "_experiments",
     "checkpoints": "_checkpoints",
-    "connect": "_managed",
-    "create_experiment": "_managed",
+    "connect": "_experiments",
+    "create_experiment": "_experiments",
     "delete_run": "_checkpoints",
-    "experiment": "_managed",
-    "experiments": "_managed",
+    "experiment": "_experiments",
+    "experiments": "_experiments",
     "run": "_runs",
     "runs": "_runs",
-    "trial": "_managed",
+    "trial": "_experiments",
 }
-"""The module that each name stands in."""
+"""Name to module."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_LAZY_EXPORTS[name]}"), name)
     globals()[name] = value
     return value
 

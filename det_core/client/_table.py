@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from det_core.journal import Row
+if TYPE_CHECKING:
+    from det_core.journal import Row
 
 COLUMNS = ("group", "steps_completed", "batch", "time", "restart", "rank", "superseded")
 """Columns that are not metrics, optional ones included."""

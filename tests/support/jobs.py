@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from det_core import client
 from det_core.client import Experiment, Master, Trial, connect, create_experiment
-from det_core.client._trial import metric_rows
+from det_core.client._experiments import metric_rows
 from support.leftovers import processes_of
 from support.processes import until
 from support.real_master import RealMaster

@@ -230,7 +230,7 @@ def test_a_terminal_shows_progress_below_the_lines(capsys: pytest.CaptureFixture
 
 
 def test_pages_of_lines_are_read_to_their_end() -> None:
-    from det_core.client._trial import PAGE
+    from det_core.client._experiments import PAGE
 
     lines = [f"{n}\n" for n in range(PAGE)]
     tail = Tail((e := told(("COMPLETED", "COMPLETED", lines), ("COMPLETED", "COMPLETED", ["last\n"]))).master, e)
@@ -240,6 +240,6 @@ def test_pages_of_lines_are_read_to_their_end() -> None:
 
 def test_a_stream_with_an_error_in_it_is_that_error() -> None:
     with answering(Say(200, b'{"result": {"id": "1", "log": "a"}}\n')) as server, Master(Address(server.url)) as master:
-        from det_core.client._trial import log_page
+        from det_core.client._experiments import log_page
 
         assert [line["id"] for line in log_page(master, 3, 0)] == [1]
