@@ -69,7 +69,10 @@ def checkpoints(storage: Storage | None = None, run: str | None = None, home: Pa
     """
     if storage is not None:
         store = open_store(_parse(storage), default=home_of(home))
-        return Checkpoints(store, None if run is None else _run_in(store, run, home), home)
+        run_id = None
+        if run is not None:
+            run_id = _run_in(store, run, home)
+        return Checkpoints(store, run_id, home)
     source = Run(find(run or LATEST, home))
     try:
         store = open_store(source.storage, default=source.path / "checkpoints")
@@ -106,12 +109,16 @@ class Checkpoint:
     @property
     def run_id(self) -> str | None:
         """ID of the run that wrote it; None if it was not written by det_core."""
-        return self._header.run_id if self._header else None
+        if self._header is None:
+            return None
+        return self._header.run_id
 
     @property
     def restart(self) -> int | None:
         """Restart of the run that wrote it."""
-        return self._header.restart if self._header else None
+        if self._header is None:
+            return None
+        return self._header.restart
 
     @property
     def steps_completed(self) -> int | None:
@@ -124,7 +131,9 @@ class Checkpoint:
     @property
     def time(self) -> float | None:
         """Time at which it was committed, in seconds since the epoch."""
-        return commit_time(self._header) if self._header else None
+        if self._header is None:
+            return None
+        return commit_time(self._header)
 
     @property
     def verified(self) -> bool:
@@ -196,6 +205,7 @@ class Checkpoint:
             # Opened anew: until the lease is held, it may have been deleted.
             stored = self._store.open(self.storage_id)
             names = iter(sorted(stored.manifest.files))
+            # Together, as the store reads several files at a time: of one after the other each would wait for a reply.
             while batch := list(islice(names, FILES_AT_A_TIME)):
                 try:
                     stored.check(batch, progress=progress)
@@ -206,7 +216,7 @@ class Checkpoint:
         return problems
 
     def delete(self) -> None:
-        """Delete it, and record that in the journal of its run. It is no longer listed before its files go.
+        """Delete it, and record that in the journal of its run. It leaves the lists before its files go.
 
         Doing it again changes nothing.
 
@@ -343,8 +353,10 @@ class Checkpoints:
         Raises:
             StorageError: If the store cannot be listed.
         """
+        if judged is None:
+            judged = self.preview_gc(policy)
         doomed: dict[str, set[str]] = {}
-        for decision in self.preview_gc(policy) if judged is None else judged:
+        for decision in judged:
             if not decision.reasons:
                 doomed.setdefault(decision.candidate.run_id, set()).add(decision.candidate.storage_id)
         all_deleted: list[str] = []
@@ -367,7 +379,9 @@ class Checkpoints:
         return self._store.list(self.run_id)
 
     def _runs(self) -> list[str]:
-        return self.run_ids() if self.run_id is None else [self.run_id]
+        if self.run_id is None:
+            return self.run_ids()
+        return [self.run_id]
 
     def _run_folders(self) -> list[Path]:
         folders = (run_folder(run_id, self._home) for run_id in self._runs())
@@ -388,7 +402,9 @@ class Checkpoints:
         try:
             header = self._store.open(storage_id).manifest.header
         except CheckpointNotFound as e:
-            place = f"run {self.run_id} in {self.root}" if self.run_id else self.root
+            place = self.root
+            if self.run_id:
+                place = f"run {self.run_id} in {self.root}"
             raise CheckpointNotFound(
                 f"no checkpoint {storage_id!r} of {place}; `det-core checkpoint list` shows those there are"
             ) from e

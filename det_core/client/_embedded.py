@@ -1,4 +1,4 @@
-"""The embedded master of a home folder: found, started in the background where there is none, and stopped."""
+"""The embedded master of a home directory: found, started in the background if it does not run, and stopped."""
 
 from __future__ import annotations
 
@@ -14,68 +14,71 @@ from typing import Any
 import det_core
 from det_core._clock import monotonic
 from det_core._optional import check_installed
-from det_core.client._address import kept_token, master_folder, running
+from det_core.client._address import master_folder, running, stored_token
 from det_core.errors import MasterUnreachable
 from det_core.storage import Owner
 
 START_TIMEOUT = 60.0
-"""Seconds that a master has to begin to listen."""
+"""Time that a master may take to begin to listen, in seconds."""
 STOP_TIMEOUT = 30.0
-"""Seconds that a master has to end after it was told to."""
-LAST_LINES = 8
-_POLL = 0.01
+"""Time that a master may take to end after SIGTERM, in seconds."""
+LOCK_INTERVAL = 0.02
+POLL_INTERVAL = 0.01
+MAX_LOG_LINES = 8
+"""Lines of its log in the error about a master that does not start."""
 _REFUSAL = "det_core.master: error: "
-"""What stands before the reason in the log of a master that could not be started."""
+"""Beginning of the line with the reason in the log of a master that could not be started."""
 
 
 def ensure_master(home: Path, timeout: float = START_TIMEOUT, options: Sequence[str] = ()) -> tuple[str, str]:
-    """The address of a home folder's master, and the user's token. It is started if it does not run.
+    """Return the address of a home directory's master, and the user's token; start the master if it does not run.
 
-    Many may call this at a time, in any number of processes: one master is started.
+    Several may call this at a time, in any number of processes: one master is started.
 
     Args:
-        home: the home folder.
-        timeout: seconds that it may take.
-        options: what to start it with, as ``["--slots", "2"]``; one that runs already is left as it is.
+        home: Home directory.
+        timeout: Time that the start may take, in seconds.
+        options: Options to start it with, as ``["--slots", "2"]``; one that runs already is left as it is.
 
     Raises:
-        MasterUnreachable: it could not be started (as there is one on another machine, say); the message ends in the
+        MasterUnreachable: If it could not be started (as one runs on another machine, say); the message ends in the
             last lines of its log.
     """
     folder = master_folder(home)
-    found = living(folder)
-    if found is None:
-        found = _started(home, folder, timeout, options)
-    token = kept_token(folder)
+    record = living(folder)
+    if record is None:
+        record = _start_once(home, folder, timeout, options)
+    token = stored_token(folder)
     if token is None:
-        raise MasterUnreachable(f"the master at {found['url']} keeps no token in {folder / 'token'}")
-    return str(found["url"]), token
+        raise MasterUnreachable(f"the master at {record['url']} has no token in {folder / 'token'}")
+    return str(record["url"]), token
 
 
 def living(folder: Path) -> dict[str, Any] | None:
-    """What the master of a home folder says of itself, if it is a process of this machine that lives; else None."""
-    told = running(folder)
-    owner = _owner(told)
-    return told if owner is not None and owner.is_here() and not owner.is_dead() else None
+    """Return what a home directory's master has recorded of itself, or None if it does not live on this machine."""
+    record = running(folder)
+    owner = _owner(record)
+    if owner is None or not owner.is_here() or owner.is_dead():
+        return None
+    return record
 
 
 def has_died(folder: Path) -> bool:
-    """Whether the master of a home folder has ended on this machine without a word, as by a kill."""
+    """Return whether a home directory's master has ended on this machine without removing its record, as by a kill."""
     owner = _owner(running(folder))
     return owner is not None and owner.is_here() and owner.is_dead()
 
 
 def stop_master(home: Path, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop a home folder's master; trials go on, and the next master finds them.
+    """Stop a home directory's master; trials go on, and the next master finds them.
 
     Returns:
         Whether there was one.
 
     Raises:
-        MasterUnreachable: it does not end.
+        MasterUnreachable: If it does not end.
     """
-    folder = master_folder(home)
-    owner = _owner(living(folder))
+    owner = _owner(living(master_folder(home)))
     if owner is None:
         return False
     try:
@@ -86,33 +89,36 @@ def stop_master(home: Path, timeout: float = STOP_TIMEOUT) -> bool:
     while not owner.is_dead():
         if monotonic() > deadline:
             raise MasterUnreachable(f"the master (pid {owner.pid}) did not end within {timeout:g} s; kill {owner.pid}")
-        time.sleep(_POLL)
+        time.sleep(POLL_INTERVAL)
     return True
 
 
-def _owner(told: dict[str, Any] | None) -> Owner | None:
+def _owner(record: dict[str, Any] | None) -> Owner | None:
+    """Return the process of a record: the time of its start tells it from a later one with its number."""
+    if record is None:
+        return None
     try:
-        assert told is not None
-        return Owner("", 0, str(told["host"]), int(told["pid"]), int(told["start_time"]))
-    except (AssertionError, LookupError, TypeError, ValueError):
+        return Owner("", 0, str(record["host"]), int(record["pid"]), int(record["start_time"]))
+    except (LookupError, TypeError, ValueError):
         return None
 
 
-def _started(home: Path, folder: Path, timeout: float, options: Sequence[str]) -> dict[str, Any]:
+def _start_once(home: Path, folder: Path, timeout: float, options: Sequence[str]) -> dict[str, Any]:
     from filelock import FileLock, Timeout
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise MasterUnreachable(
-            f"a master cannot keep its files in {folder}: {e.strerror}. Set DET_CORE_HOME to a folder of yours"
+            f"cannot create {folder} for a master's files: {e.strerror}; set DET_CORE_HOME to a directory you own"
         ) from None
     deadline = monotonic() + timeout
     try:
-        with FileLock(folder / "start.lock", timeout=timeout, poll_interval=0.02):
+        with FileLock(folder / "start.lock", timeout=timeout, poll_interval=LOCK_INTERVAL):
+            # Another process may have started it while this one waited for the lock.
             return living(folder) or _start(home, folder, deadline, options)
     except Timeout:
-        raise MasterUnreachable(f"somebody else has been starting the master of {home} for {timeout:g} s") from None
+        raise MasterUnreachable(f"another process has been starting the master of {home} for {timeout:g} s") from None
 
 
 def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) -> dict[str, Any]:
@@ -121,44 +127,50 @@ def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) ->
     )
     log = folder / "master.log"
     with open(log, "ab") as output:
-        began = output.tell()
+        log_start = output.tell()
         process = subprocess.Popen(
             [sys.executable, "-m", "det_core.master", "--home", str(home), "--log-file", str(log), *options],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            # Where this det_core is, which need not be installed.
             cwd=Path(det_core.__file__).parent.parent,
+            # Ctrl-C at this terminal is for the command, not for the master.
             start_new_session=True,
         )
-    while (found := living(folder)) is None:
+    while (record := living(folder)) is None:
         status = process.poll()
-        if status is not None and (found := living(folder)) is None:
-            raise MasterUnreachable(f"the master of {home} {_why_ended(log, began, status)}")
+        # Looked at once more: it may have begun to listen, and been stopped, since.
+        if status is not None and (record := living(folder)) is None:
+            raise MasterUnreachable(f"the master of {home} {_describe_end(log, log_start, status)}")
         if monotonic() > deadline:
             process.terminate()
-            raise MasterUnreachable(f"the master of {home} does not answer:\n{_told(_tail(log, began))}")
-        time.sleep(_POLL)
-    process.returncode = 0  # it goes on when this process ends
-    return found
+            raise MasterUnreachable(f"the master of {home} does not answer:\n{_indent(_last_lines(log, log_start))}")
+        time.sleep(POLL_INTERVAL)
+    # It outlives this process: without a status, its destructor would warn of a child that still runs.
+    process.returncode = 0
+    return record
 
 
-def _why_ended(log: Path, began: int, status: int) -> str:
-    """How a master ended that did not begin to listen: in its own words, if it had some."""
-    lines = _tail(log, began)
-    _, refused, why = lines[-1].partition(_REFUSAL) if lines else ("", "", "")
-    return f"cannot start: {why}" if refused else f"ended at once (exit status {status}):\n{_told(lines)}"
+def _describe_end(log: Path, log_start: int, status: int) -> str:
+    """Return how a master ended before it began to listen: by its own reason, if it gave one."""
+    lines = _last_lines(log, log_start)
+    _, is_refusal, reason = lines[-1].partition(_REFUSAL)
+    if is_refusal:
+        return f"cannot start: {reason}"
+    return f"ended at once (exit status {status}):\n{_indent(lines)}"
 
 
-def _tail(log: Path, began: int) -> list[str]:
-    """The last lines that this start has written, for an error."""
+def _last_lines(log: Path, log_start: int) -> list[str]:
+    """Return the last lines that this start has written, for an error; at least one."""
     try:
         with open(log, "rb") as file:
-            file.seek(began)
+            file.seek(log_start)
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as e:
         lines = [f"({log} cannot be read: {e.strerror})"]
-    return lines[-LAST_LINES:] or [f"(nothing in {log})"]
+    return lines[-MAX_LOG_LINES:] or [f"(nothing in {log})"]
 
 
-def _told(lines: list[str]) -> str:
+def _indent(lines: list[str]) -> str:
     return "\n".join(f"  {line}" for line in lines)

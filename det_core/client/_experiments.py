@@ -27,7 +27,7 @@ V = TypeVar("V", ExperimentView, TrialView)
 WAIT_TIMEOUT = 30.0
 """Longest time that one request for the end of an experiment may last, in seconds."""
 TRIALS_AT_A_TIME = 100
-"""Trials whose metrics one request asks for."""
+"""Trials whose metrics one request asks for: their IDs are in its URL."""
 PAGE = 1000
 """Maximum number of lines in a page of a log."""
 
@@ -67,7 +67,7 @@ def create_experiment(
 
     Raises:
         ExperimentInvalid: If the configuration has mistakes, all of them in ``problems``.
-        ValueError: If there is no such directory, or it is too large.
+        ValueError: If the directory does not exist, or is too large.
     """
     home = Environment.read().home
     return create(_session(master), config, context, overrides=overrides, activate=activate, home=home)[0]
@@ -204,7 +204,7 @@ class Experiment(_Shown[ExperimentView]):
 
     @property
     def best_trial(self) -> Trial | None:
-        """The trial with the best value of :attr:`metric`, as of now; None if there is no value yet."""
+        """The trial with the best value of :attr:`metric`, as of now; None before the first value."""
         best = self.refresh().record.best_trial_id
         return trial(best, self.master) if best else None
 
@@ -222,7 +222,9 @@ class Experiment(_Shown[ExperimentView]):
         Raises:
             TimeoutError: If it has not ended by then.
         """
-        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        deadline = float("inf")
+        if timeout is not None:
+            deadline = time.monotonic() + timeout
         while True:
             # Proxies end a request that is silent for a minute.
             wait = max(min(deadline - time.monotonic(), WAIT_TIMEOUT), 0.0)
@@ -328,7 +330,9 @@ class Experiment(_Shown[ExperimentView]):
         """
         from det_core.config import read_overrides
 
-        changes = orjson.dumps(read_overrides(overrides)).decode() if overrides else ""
+        changes = ""
+        if overrides:
+            changes = orjson.dumps(read_overrides(overrides)).decode()
         body = {"id": self.id, "overrideConfig": changes}
         # Once: a second request would meet an experiment that runs, and look refused.
         self._update(self.master.post("experiments/continue", body, once=True)["experiment"])
@@ -385,7 +389,10 @@ class Trial(_Shown[TrialView]):
     @property
     def restarts(self) -> int:
         """Number of times that it was started again after a failure."""
-        return self.record.restarts if self.record.restarted is None else self.record.restarted
+        # Masters of Determined send no `restarted`; their `restarts` counts one too many at the end.
+        if self.record.restarted is None:
+            return self.record.restarts
+        return self.record.restarted
 
     @property
     def steps_completed(self) -> int:
@@ -444,6 +451,7 @@ class Trial(_Shown[TrialView]):
                 # A stream that is followed breaks when the master is restarted or nothing is printed for a minute.
                 if not follow:
                     raise
+            # Asked anew: a stream also ends when the server stops, and the trial may go on.
             if not follow or self.refresh().ended:
                 return
 
@@ -471,15 +479,18 @@ def create(
 
     Raises:
         ExperimentInvalid: If the configuration has mistakes, all of them in ``problems``.
-        ValueError: If there is no such directory, or it is too large.
+        ValueError: If the directory does not exist, or is too large.
         OSError: If a file cannot be read.
         MasterError: If the master has rejected it for another reason.
     """
     from det_core.client._pack import pack  # not for those who only look
 
+    packed = None
+    if context is not None:
+        packed = pack(Path(context), home)
     body = {
         "config": _read(config),
-        "b64Tgz": None if context is None else pack(Path(context), home),
+        "b64Tgz": packed,
         "activate": activate,
         "validateOnly": validate_only,
         "overrides": list(overrides),
@@ -527,7 +538,7 @@ def _read(config: Mapping[str, Any] | str | os.PathLike[str]) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
+        raise ValueError(f"file not found: {path}") from None
     except IsADirectoryError:
         raise ValueError(f"{path} is a directory: name the experiment's configuration, a YAML or JSON file") from None
     except UnicodeDecodeError:

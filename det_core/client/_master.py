@@ -14,7 +14,7 @@ from det_core.protocol import IDLE_TIMEOUT, Credential, MasterSession
 RETRY_TIMEOUT = 2.0
 """Time during which a request is sent again if the connection fails, in seconds: as long as a master takes to start."""
 TERMINAL = ("COMPLETED", "CANCELED", "ERROR", "DELETED", "DELETE_FAILED")
-"""States in which nothing happens any more."""
+"""States of experiments and trials that have ended for good."""
 
 
 class Master:
@@ -32,7 +32,9 @@ class Master:
             timeout = RETRY_TIMEOUT
         self.address = address
         self._idle_timeout = idle_timeout
-        credentials = [Credential("Authorization", address.token)] if address.token else []
+        credentials = []
+        if address.token:
+            credentials.append(Credential("Authorization", address.token))
         self._session = MasterSession(
             address.url,
             credentials,
@@ -135,8 +137,10 @@ class Master:
         try:
             yield
         except MasterUnreachable as e:
-            source = f" ({self.address.source})" if self.address.source else ""
-            cause = e.detail[:1].lower() + e.detail[1:]
+            source = ""
+            if self.address.source:
+                source = f" ({self.address.source})"
+            cause = e.detail[:1].lower() + e.detail[1:]  # it follows a colon
             raise MasterUnreachable(
                 f"no master answers at {self.url}{source}: {cause}", detail=cause, maybe_applied=e.maybe_applied
             ) from e

@@ -32,9 +32,12 @@ def pack(folder: Path | str, home: Path | None = None) -> str:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"the context {root} is not a directory" if root.exists() else f"there is no directory {root}")
+        if root.exists():
+            raise ValueError(f"the context {root} is not a directory")
+        raise ValueError(f"directory not found: {root}")
     total = 0
     packed = io.BytesIO()
+    # PAX, as the older formats end at paths of 256 bytes and files of 8 GiB.
     with tarfile.open(fileobj=packed, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=4) as tar:
         for path, entry in walk(root, home, skipped=_warn):
             status = entry.stat()
@@ -49,6 +52,7 @@ def pack(folder: Path | str, home: Path | None = None) -> str:
             if total > MAX_BYTES:
                 raise ValueError(_too_large(root, home))
             content = Path(entry.path).read_bytes()
+            # Not the size of before: a file that grows meanwhile would shift all that follows in the archive.
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return b64encode(packed.getvalue()).decode()

@@ -217,7 +217,7 @@ def find(run_id: str, home: Path | str | None = None) -> RunSummary:
     folder = home_of(home)
     summaries = list_runs(folder)
     if not summaries:
-        raise RunNotFound(f"there are no runs in {folder / 'runs'}")
+        raise RunNotFound(f"no runs in {folder / 'runs'}")
     if run_id == LATEST:
         return summaries[0]
     by_id = {summary.run_id: summary for summary in summaries}

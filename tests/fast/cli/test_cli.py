@@ -82,7 +82,7 @@ def test_the_installed_script_is_the_same_command() -> None:
         (["runs", "lst"], 2, "did you mean `det-core runs list`?"),
         (["runs", "show"], 2, "missing argument 'RUN'"),
         (["runs", "export", "latest"], 2, "--format"),
-        (["runs", "show", "latest"], 1, "there are no runs in"),
+        (["runs", "show", "latest"], 1, "no runs in"),
         (["runs", "show", "latest", "--home", "/dev/null"], 1, "/dev/null"),
         (["runs", "list", "--home", "/dev/null"], 1, "Not a directory"),
     ],

@@ -87,7 +87,7 @@ def test_list(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_list_that_is_empty(home: Path, tmp_path: Path) -> None:
-    assert "there are no runs in" in det_core("list", check=1).stderr
+    assert "no runs in" in det_core("list", check=1).stderr
     run_id, store = run_with_checkpoints(home, tmp_path, [])
     assert det_core("list").stderr == f"det-core: no checkpoints of run {run_id} in {store.root}\n"
     assert as_json("list") == []

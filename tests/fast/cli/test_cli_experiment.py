@@ -258,7 +258,7 @@ def test_a_public_address_without_a_token_is_refused(home: Path, command: Comman
         ("e pause 9999", 1, "there is no experiment 9999"),
         ("e wait 1 --timeout soon", 2, "'soon' is not a number of seconds"),
         ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1 (--master): "),
-        ("e list --master ftp://there", 1, "'ftp://there' is no address of a master"),
+        ("e list --master ftp://there", 1, "invalid master address 'ftp://there'"),
         ("run", 2, "no command to run: det-core run -- python train.py"),
         ("e create {config} --slots -1", 2, "'-1' is not a number: expected 0 or more"),
         ("run -- fit.py --lr 1", 2, "fit.py is not a command, but a script; to run it: det-core run -- python fit.py"),
@@ -334,7 +334,7 @@ def test_which_master_is_meant_is_the_same_for_all_commands(
     assert "no master runs" in command.errors
     monkeypatch.setenv("DET_MASTER", "ftp://x")
     command("e", "list", status=1)
-    assert "DET_MASTER: 'ftp://x' is no address" in command.errors
+    assert "DET_MASTER: invalid master address 'ftp://x'" in command.errors
 
 
 def test_trials_that_go_on_without_their_master_are_told(home: Path, command: Command) -> None:

@@ -113,7 +113,7 @@ def test_runs_are_listed_newest_first(home: Path) -> None:
 
 
 def test_a_run_is_found_by_the_beginning_of_its_id(home: Path) -> None:
-    with pytest.raises(RunNotFound, match="there are no runs in"):
+    with pytest.raises(RunNotFound, match="no runs in"):
         client.run("latest")
     one, two = one_run(home).run_id, one_run(home).run_id
     assert client.run(one[:-1] if not two.startswith(one[:-1]) else one).run_id == one

@@ -51,7 +51,7 @@ def test_by_storage_with_and_without_a_run(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_without_checkpoints_and_no_run(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunNotFound, match="there are no runs"):
+    with pytest.raises(RunNotFound, match="no runs in"):
         client.checkpoints()
     run_with_checkpoints(home, tmp_path, [])
     assert list(client.checkpoints()) == []

@@ -162,9 +162,9 @@ def test_what_cannot_be_is_an_error_of_its_kind(master: client.Master, tmp_path:
     with pytest.raises(ExperimentInvalid) as caught:
         client.create_experiment({"name": 3, "searcher": {"name": "grid"}}, master=master)
     assert len(caught.value.problems) == 3 and isinstance(caught.value, ValueError)
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="file not found"):
         client.create_experiment(tmp_path / "nothing.yaml", master=master)
-    with pytest.raises(ValueError, match="there is no directory"):
+    with pytest.raises(ValueError, match="directory not found"):
         client.create_experiment(CONFIG, tmp_path / "nothing", master=master)
     with pytest.raises(UnknownToMaster, match="there is no experiment 9999"):
         client.experiment(9999, master)

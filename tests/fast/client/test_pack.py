@@ -96,7 +96,7 @@ def test_directory_that_is_too_large_says_what_is_large(tmp_path: Path, monkeypa
 
 
 def test_context_that_is_not_a_directory_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no directory"):
+    with pytest.raises(ValueError, match="directory not found"):
         pack(tmp_path / "nothing")
     write(tmp_path, "file")
     with pytest.raises(ValueError, match="is not a directory"):
