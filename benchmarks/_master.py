@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from benchmarks._processes import HANGS, ROOT, environment
 from det_core.master._options import Options
 from det_core.master._server import run
-from det_core.master.engines import LaunchSpec
+from det_core.master.engines import Pool, Ticket
 
 sys.path.insert(0, str(ROOT / "tests"))
 from support.scripted_engine import ScriptedEngine  # type: ignore[import-not-found]
@@ -113,12 +113,12 @@ def until(look: Callable[[], T], ended: Callable[[], int | None] = lambda: None)
 class IdleEngine(ScriptedEngine):  # type: ignore[misc]
     """Engine that runs no processes, and writes its allocations with their tokens, a JSON object a line."""
 
-    async def launch(self, spec: LaunchSpec) -> None:
-        await super().launch(spec)
+    async def launch(self, ticket: Ticket) -> None:
+        await super().launch(ticket)
         with open(FILE, "a") as file:
-            file.write(json.dumps([spec.allocation_id, spec.session_token]) + "\n")
+            file.write(json.dumps([ticket.allocation_id, self.running[ticket.allocation_id].session_token]) + "\n")
 
 
 if __name__ == "__main__":
     FILE = Path(sys.argv[2], "launched.jsonl")
-    run(Options(Path(sys.argv[2])), IdleEngine(list(range(int(sys.argv[4])))))
+    run(Options(Path(sys.argv[2])), IdleEngine(Pool(int(sys.argv[4]))))

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks._bench import Args, Table, Tables, at_most, program, quick
 from benchmarks._master import Api, running
-from det_core.master.engines import LaunchSpec, LocalEngine, Slots
+from det_core.master.engines import Claim, LocalEngine, Slots, Ticket
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._local import _spawn
 
@@ -85,8 +85,9 @@ def laid_out(engine: LocalEngine, home: Path, number: int) -> AllocationFolder:
     folder = AllocationFolder(home / "master" / "allocations" / f"1.{number}.1")
     ids = (f"1.{number}.1", f"1.{number}", 1, number, 1, 0)
     hparams = {"lr": 0.5}
-    spec = LaunchSpec(*ids, hparams, {}, [0], "token", "http://x", COMMAND)
-    engine._lay_out(folder, spec, number % SLOTS)
+    ticket = Ticket(*ids, hparams, {}, 1, [0], "http://x", COMMAND, "code")
+    folder.create(ticket, number % SLOTS)
+    engine._lay_out(folder, ticket, Claim("token of the node", "token"), number % SLOTS)
     return folder
 
 

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from det_core.master.engines import LaunchSpec, LocalEngine, LogLine, Slots
+from det_core.master.engines import Claim, LocalEngine, LogLine, Slots, Ticket
 
 
 class Record:
@@ -36,6 +36,12 @@ class Record:
 
     async def logs(self, allocation_id: str, lines: Sequence[LogLine], mark: str) -> None:
         self.add("logs", allocation_id, lines=[line.text for line in lines], mark=mark)
+
+    async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
+        return Claim("token of the node", "token")
+
+    async def open_context(self, digest: str) -> IO[bytes]:
+        raise AssertionError("no plan has a context")
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         self.add("journal", allocation_id, records=[dict(record) for record in records])
@@ -72,9 +78,9 @@ async def main(home: Path, plan: Path, path: Path) -> None:
     await engine.close()
 
 
-def _spec(name: str, script: str) -> LaunchSpec:
-    return LaunchSpec(
-        name, name[:-2], 1, 1, 1, 1, {}, {}, 1, [0], "token", "http://127.0.0.1:8080", ["sh", "-c", script]
+def _spec(name: str, script: str) -> Ticket:
+    return Ticket(
+        name, name[:-2], 1, 1, 1, 1, {}, {}, 1, [0], "http://127.0.0.1:8080", ["sh", "-c", script], "code"
     )  # fmt: skip
 
 

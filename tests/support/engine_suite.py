@@ -14,19 +14,19 @@ import asyncio
 import io
 import json
 import signal
-import sys
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from det_core.journal import Journal
-from det_core.master.engines import Cause, Engine, ExitReport, LaunchSpec, LogLine
+from det_core.master.engines import Cause, Claim, Engine, ExitReport, LogLine, Ticket
 
 PATIENCE = 90.0
+CODE = "claim code"
 FOREVER = "while :; do sleep 0.1; done"
 
 
@@ -415,6 +415,7 @@ class Bench:
     ended: dict[str, list[ExitReport]] = field(default_factory=dict)
     journal_at_end: dict[str, list[list[tuple[int, Mapping[str, Any]]]]] = field(default_factory=dict)
     refuse: int = 0
+    runners: dict[tuple[str, int], str] = field(default_factory=dict)
 
     async def logs(self, allocation_id: str, lines: Sequence[LogLine], mark: str) -> None:
         """Take lines, or not."""
@@ -423,6 +424,15 @@ class Bench:
             raise OSError("the store is full")
         self.lines.setdefault(allocation_id, []).extend(lines)
         self.marks[allocation_id] = mark
+
+    async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
+        """Grant the claim of the first runner."""
+        assert code == CODE and self.runners.setdefault((allocation_id, node), runner) == runner
+        return Claim(f"token of node {node}", "token")
+
+    async def open_context(self, digest: str) -> IO[bytes]:
+        """Open a context, which is named by its path here."""
+        return open(digest, "rb")
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take records."""
@@ -454,12 +464,12 @@ def key(name: str) -> str:
     return f"1.{name}.1"
 
 
-def spec(name: str, script: str = "exit 0", *, context: Path | None = None) -> LaunchSpec:
+def spec(name: str, script: str = "exit 0", *, context: Path | None = None) -> Ticket:
     """Return an allocation that runs a shell script on slot 1."""
-    return LaunchSpec(
+    return Ticket(
         allocation_id=key(name), task_id=f"1.{name}", experiment_id=1, trial_id=1, trial_run_id=1, trial_seed=3,
-        hparams={}, config={}, slots=1, slot_ids=[1], session_token="token", master_url="http://127.0.0.1:8080",
-        command=["sh", "-c", script], context=context, interpreter=sys.executable,
+        hparams={}, config={}, slots=1, slot_ids=[1], code=CODE, master_url="http://127.0.0.1:8080",
+        command=["sh", "-c", script], context=None if context is None else str(context),
     )  # fmt: skip
 
 

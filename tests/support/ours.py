@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from det_core import core
-from det_core.master.engines import LaunchSpec
+from support.scripted_engine import Launched
 
 CONFIG = """
 name: test
@@ -26,7 +26,7 @@ def config(folder: Path, length: int = 10) -> str:
     return CONFIG.format(length=length, store=folder / "store")
 
 
-def variables(spec: LaunchSpec, folder: Path) -> dict[str, str]:
+def variables(spec: Launched, folder: Path) -> dict[str, str]:
     """Write the information files of an allocation; the variables of its processes."""
     info = folder / f"info-{spec.trial_run_id}"
     info.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def variables(spec: LaunchSpec, folder: Path) -> dict[str, str]:
 
 @contextmanager
 def opened(
-    spec: LaunchSpec, folder: Path, patch: pytest.MonkeyPatch, env: Mapping[str, str] | None = None
+    spec: Launched, folder: Path, patch: pytest.MonkeyPatch, env: Mapping[str, str] | None = None
 ) -> Iterator[core.Context]:
     """Open a context of one rank in this process, as the allocation's script would have it."""
     given = variables(spec, folder) | dict(env or {})

@@ -17,12 +17,12 @@ from sqlalchemy.orm import Session
 from det_core.master._settings import MasterSettings
 from det_core.master.api import Limits, create_app, server_config
 from det_core.master.api._limits import DEFAULT_LIMITS
-from det_core.master.engines import LaunchSpec, Pool
+from det_core.master.engines import Pool
 from det_core.master.service import Service
 from det_core.master.store import Store
 from support import schema
 from support.processes import until
-from support.scripted_engine import ScriptedEngine
+from support.scripted_engine import Launched, ScriptedEngine
 
 T = TypeVar("T")
 TOKEN = "the-user's-own-secret-token"
@@ -133,15 +133,15 @@ class Running:
         assert answer.status == 200, answer.text
         return int(answer.json["experiment"]["id"])
 
-    def launched(self, experiment_id: int, count: int = 1) -> list[LaunchSpec]:
+    def launched(self, experiment_id: int, count: int = 1) -> list[Launched]:
         """Wait until ``count`` allocations of an experiment run, and return them."""
         return until(lambda: self._running(experiment_id, count))
 
-    def _running(self, experiment_id: int, count: int) -> list[LaunchSpec] | None:
+    def _running(self, experiment_id: int, count: int) -> list[Launched] | None:
         found = [s for s in list(self.engine.running.values()) if s.experiment_id == experiment_id]
         return found if len(found) >= count else None
 
-    def a_trial(self, config: str = CONFIG, **more: Any) -> LaunchSpec:
+    def a_trial(self, config: str = CONFIG, **more: Any) -> Launched:
         """Create an experiment and return the allocation of its first trial."""
         return self.launched(self.created(config, **more))[0]
 

@@ -6,7 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener, Pool
+from det_core.master.engines import Cause, Ended, ExitReport, Listener, Pool, Ticket
+
+
+@dataclass(frozen=True)
+class Launched(Ticket):
+    """Ticket of a claimed allocation, with the credential of its script."""
+
+    session_token: str = ""
+
+    @classmethod
+    async def claim(cls, ticket: Ticket, listener: Listener) -> Launched:
+        """Claim all nodes of an allocation."""
+        claims = [await listener.claim(ticket.allocation_id, n, ticket.code, "test") for n in range(ticket.nodes)]
+        return cls(**vars(ticket), session_token=claims[0].session_token)
 
 
 @dataclass
@@ -22,8 +35,8 @@ class ScriptedEngine:
     """
 
     pool: Pool = field(default_factory=lambda: Pool(2))
-    launched: list[LaunchSpec] = field(default_factory=list)
-    running: dict[str, LaunchSpec] = field(default_factory=dict)
+    launched: list[Launched] = field(default_factory=list)
+    running: dict[str, Launched] = field(default_factory=dict)
     graces: dict[str, float] = field(default_factory=dict)
     listener: Listener | None = None
     _events: asyncio.Queue[Ended] = field(default_factory=asyncio.Queue)
@@ -35,10 +48,12 @@ class ScriptedEngine:
             if allocation_id not in self.running:
                 self._ended(allocation_id, ExitReport(None, None, Cause.LOST, "the machine started anew"))
 
-    async def launch(self, spec: LaunchSpec) -> None:
-        """Note it."""
-        self.launched.append(spec)
-        self.running[spec.allocation_id] = spec
+    async def launch(self, ticket: Ticket) -> None:
+        """Claim it, and note it."""
+        assert self.listener is not None
+        launched = await Launched.claim(ticket, self.listener)
+        self.launched.append(launched)
+        self.running[ticket.allocation_id] = launched
 
     async def kill(self, allocation_id: str) -> None:
         """End it, as killed."""

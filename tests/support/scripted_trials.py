@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from det_core.master._errors import Fenced, Stopping
-from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec, Listener, Pool
+from det_core.master.engines import Cause, Ended, ExitReport, Listener, Pool, Ticket
 from det_core.master.service import Service, _preemption
+from support.scripted_engine import Launched
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ Script = Callable[["Trial"], Awaitable[int | None]]
 class Trial:
     """One allocation, as its script sees it."""
 
-    spec: LaunchSpec
+    spec: Launched
     engine: ScriptedTrials
     seq: int = 0
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -115,7 +116,7 @@ class ScriptedTrials:
 
     script: Script
     pool: Pool = field(default_factory=lambda: Pool(1))
-    launched: list[LaunchSpec] = field(default_factory=list)
+    launched: list[Launched] = field(default_factory=list)
     most: int = 0
     graces: dict[str, float] = field(default_factory=dict)
 
@@ -189,8 +190,10 @@ class ScriptedTrials:
                 self._ended[allocation_id] = report
                 self._queue.put_nowait(Ended(allocation_id, report))
 
-    async def launch(self, spec: LaunchSpec) -> None:
-        """Run the script."""
+    async def launch(self, ticket: Ticket) -> None:
+        """Claim it, and run the script."""
+        assert self.listener is not None
+        spec = await Launched.claim(ticket, self.listener)
         assert spec.allocation_id not in {s.allocation_id for s in self.launched}, "launched twice"
         self.launched.append(spec)
         trial = self._trials[spec.allocation_id] = Trial(spec, self)

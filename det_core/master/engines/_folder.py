@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core._standalone.files import write_atomic
-from det_core.master.engines._protocol import LaunchSpec
+from det_core.master.engines._protocol import Ticket
 from det_core.master.engines._supervisor._program import EXIT, take_room, write_exit
 from det_core.master.engines._supervisor._segments import LOG
 
@@ -32,7 +32,7 @@ class AllocationFolder:
         self.log = path / LOG
         self.journal = path / "journal"
 
-    def create(self, spec: LaunchSpec, place: int) -> None:
+    def create(self, ticket: Ticket, place: int) -> None:
         """Make the folder and write down what is to run.
 
         Raises:
@@ -44,8 +44,7 @@ class AllocationFolder:
         for part in _PARTS:
             (self.path / part).mkdir()
         take_room(str(self.path))
-        known = {**asdict(spec), "context": str(spec.context) if spec.context else None, "place": place}
-        (self.path / "spec.json").write_text(json.dumps(known, default=str))
+        (self.path / "ticket.json").write_text(json.dumps({**asdict(ticket), "code": "", "place": place}))
 
     def write_words(self, name: str, words: Mapping[str, str] | Any) -> None:
         """Write a list of words, or of variables, for the supervisor.
@@ -59,14 +58,14 @@ class AllocationFolder:
             raise ValueError(f"a NUL character in the {name}")
         (self.path / name).write_bytes(data)
 
-    def spec(self) -> dict[str, Any]:
+    def ticket(self) -> dict[str, Any]:
         """What was launched; empty if that was never written down."""
-        return _read(self.path / "spec.json")
+        return _read(self.path / "ticket.json")
 
     @property
     def place(self) -> int | None:
         """Which ports it has."""
-        place = self.spec().get("place")
+        place = self.ticket().get("place")
         return place if isinstance(place, int) else None
 
     def processes(self) -> dict[str, Any]:

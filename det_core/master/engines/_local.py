@@ -6,19 +6,21 @@ import asyncio
 import logging
 import os
 import re
+import secrets
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from det_core import _clock
 from det_core._env import child_environment
-from det_core.master._errors import MasterError
+from det_core.master._errors import Conflict, MasterError, Stopping
 from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._hook import HOOK, create_venv, hook_command
-from det_core.master.engines._protocol import Ended, LaunchSpec, Listener
+from det_core.master.engines._protocol import Claim, Ended, Listener, Ticket
 from det_core.master.engines._slots import Slots
 from det_core.master.engines._variables import free_place, variables, write_info
 from det_core.master.engines._verdict import Seen, never_launched
@@ -36,13 +38,16 @@ class LocalEngine:
         home: the home folder of the master; allocations lie in ``master/allocations`` below it.
         slots: what this machine has.
         appear: whether the information files are to appear at the contract's fixed path, too, where that is possible.
+        interpreter: Python that ``python`` means; None: the master's own.
     """
 
-    def __init__(self, home: Path, slots: Slots, *, appear: bool = True) -> None:
+    def __init__(self, home: Path, slots: Slots, *, appear: bool = True, interpreter: str | None = None) -> None:
         self._home = home.absolute()
         self._folders = self._home / "master" / "allocations"
         self._slots = slots
         self._appear = appear
+        self._interpreter = interpreter or sys.executable
+        self._name = secrets.token_hex(8)
         self._listener: Listener | None = None
         self._watches: dict[str, Watch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -70,31 +75,34 @@ class LocalEngine:
                 self._places[allocation_id] = folder.place
             self._watch(Watch(allocation_id, folder, mark))
 
-    async def launch(self, spec: LaunchSpec) -> None:
+    async def launch(self, ticket: Ticket) -> None:
         """Start an allocation; see :class:`~det_core.master.engines.Engine`."""
-        if not _ID.fullmatch(spec.allocation_id):
-            raise ValueError(f"allocation id {spec.allocation_id!r}: expected letters, digits, '.', '_' and '-'")
-        if spec.allocation_id in self._watches:
-            raise ValueError(f"allocation {spec.allocation_id} was launched before")
-        if unknown := set(spec.slot_ids) - set(self.pool.slot_ids):
-            raise ValueError(f"allocation {spec.allocation_id}: slot {min(unknown)} is not one of {self._slots.count}")
-        folder = self._folder(spec.allocation_id)
-        self._watches[spec.allocation_id] = watch = Watch(spec.allocation_id, folder)
-        self._places[spec.allocation_id] = place = free_place(set(self._places.values()))
+        allocation_id = ticket.allocation_id
+        if not _ID.fullmatch(allocation_id):
+            raise ValueError(f"allocation id {allocation_id!r}: expected letters, digits, '.', '_' and '-'")
+        if allocation_id in self._watches:
+            raise ValueError(f"allocation {allocation_id} was launched before")
+        if unknown := set(ticket.slot_ids) - set(self.pool.slot_ids):
+            raise ValueError(f"allocation {allocation_id}: slot {min(unknown)} is not one of {self._slots.count}")
+        folder = self._folder(allocation_id)
+        self._watches[allocation_id] = watch = Watch(allocation_id, folder)
+        self._places[allocation_id] = place = free_place(set(self._places.values()))
         try:
-            await asyncio.to_thread(self._lay_out, folder, spec, place)
+            await asyncio.to_thread(folder.create, ticket, place)
+            claim = await self._claim(ticket)
+            if ticket.context is not None:
+                await self._unpack(ticket.context, folder.path / "work")
+            await asyncio.to_thread(self._lay_out, folder, ticket, claim, place)
             if watch.asked:
                 folder.write_exit(cause=Cause.CANCELLED, error="it was killed before it began")
             else:
                 watch.pid = await asyncio.to_thread(_spawn, folder, appear=self._appear)
                 watch.order()
         except Exception as e:
-            logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
-            # What a ticket says stays as it is; a disk or an interpreter may be there at the next try.
-            cause = Cause.REFUSED if isinstance(e, (ValueError, MasterError)) else Cause.NOT_STARTED
-            watch.seen = Seen(cause, f"it cannot be started: {e}")
+            logger.warning("allocation %s cannot be started: %s", allocation_id, e)
+            watch.seen = Seen(_cause(e), f"it cannot be started: {e}")
             with suppress(OSError):  # the next master will report that it did not begin
-                folder.write_exit(cause=cause, error=watch.seen.detail)
+                folder.write_exit(cause=watch.seen.cause, error=watch.seen.detail)
         self._watch(watch)
 
     async def kill(self, allocation_id: str) -> None:
@@ -161,20 +169,43 @@ class LocalEngine:
         await watch.run(_Deaf())
         await asyncio.to_thread(_remove, folder)
 
-    def _lay_out(self, folder: AllocationFolder, spec: LaunchSpec, place: int) -> None:
+    async def _claim(self, ticket: Ticket) -> Claim:
+        """Claim an allocation, again and again while the master can neither grant nor refuse it."""
+        assert self._listener is not None, "recover() comes first"
+        while True:
+            try:
+                return await self._listener.claim(ticket.allocation_id, 0, ticket.code, self._name)
+            except MasterError:
+                raise
+            except Exception as e:
+                logger.warning("allocation %s cannot be claimed now: %s", ticket.allocation_id, e)
+            await asyncio.sleep(RETRY)
+
+    async def _unpack(self, digest: str, work: Path) -> None:
+        assert self._listener is not None, "recover() comes first"
+        with await self._listener.open_context(digest) as context:
+            await asyncio.to_thread(unpack_archive, context, work)
+
+    def _lay_out(self, folder: AllocationFolder, ticket: Ticket, claim: Claim, place: int) -> None:
         """Write all that the supervisor needs."""
-        folder.create(spec, place)
-        write_info(spec, folder.path, self._slots)
-        work = folder.path / "work"
-        if spec.context is not None:
-            unpack_archive(spec.context, work)
-        command = list(spec.command)
-        environment = variables(spec, folder.path, self._home, self._slots, place)
-        if (work / HOOK).is_file():
+        write_info(ticket, claim, folder.path, self._slots)
+        command = ticket.command
+        environment = variables(ticket, claim, folder.path, self._home, self._slots, place, self._interpreter)
+        if (folder.path / "work" / HOOK).is_file():
             command = hook_command(command)
-            environment = create_venv(folder.path / "venv", spec.interpreter or sys.executable, environment)
+            environment = create_venv(folder.path / "venv", self._interpreter, environment)
         folder.write_words("command", command)
         folder.write_words("environment", environment)
+
+
+def _cause(error: Exception) -> Cause:
+    """Return why an allocation cannot be started."""
+    if isinstance(error, Conflict):
+        return Cause.CANCELLED
+    if isinstance(error, Stopping):
+        return Cause.NOT_STARTED
+    # What a ticket says stays as it is; a disk or an interpreter may be there at the next try.
+    return Cause.REFUSED if isinstance(error, (ValueError, MasterError)) else Cause.NOT_STARTED
 
 
 class _Deaf:
@@ -188,6 +219,14 @@ class _Deaf:
 
     async def reports(self, *_: object) -> None:
         """Let it go."""
+
+    async def claim(self, *_: object) -> Claim:
+        """Refuse."""
+        raise Stopping("nothing is launched here")
+
+    async def open_context(self, digest: str) -> IO[bytes]:
+        """Refuse."""
+        raise Stopping("nothing is launched here")
 
 
 def _spawn(folder: AllocationFolder, *, appear: bool) -> int:

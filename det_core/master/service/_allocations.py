@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from det_core import _clock
 from det_core.master.service._live import LiveAllocation
-from det_core.master.store import allocations, checkpoints, tokens
+from det_core.master.service._tickets import digest
+from det_core.master.store import allocations, checkpoints
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -27,8 +28,11 @@ def begin(hub: Hub, tx: Transaction, placement: Placement) -> None:
     trial.allocation = hub.live.allocations[allocation.id] = allocation
     hub.live.queue.pop(trial.id, None)
     trial.queued = None
-    token = secrets.token_urlsafe(32)
-    trial_id, experiment_id, warm_start = trial.id, trial.experiment.id, trial.warm_start
+    code = secrets.token_urlsafe(16)
+    allocation.launch.code = digest(code)
+    allocation.launch.nodes = hub.engine.pool.count_nodes(slots)
+    trial_id = trial.id
+    warm_start = trial.warm_start
 
     def write(conn: Session) -> None:
         latest = checkpoints.latest(conn, trial_id)
@@ -44,14 +48,12 @@ def begin(hub: Hub, tx: Transaction, placement: Placement) -> None:
             slot_ids=slot_ids,
             steps_completed=allocation.steps_completed,
             latest_checkpoint=allocation.latest_checkpoint,
-        )
-        tokens.add(
-            conn, token, "allocation", allocation_id=allocation.id, trial_id=trial_id, experiment_id=experiment_id
+            facts=allocation.launch.facts(),
         )
 
     tx.write(write)
     tx.publish(("trial", trial.id))
-    tx.then(hub.runner.launch, allocation.id, token)
+    tx.then(hub.runner.launch, allocation.id, code)
 
 
 def ask_to_stop(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
@@ -91,7 +93,7 @@ def acknowledge(hub: Hub, tx: Transaction, allocation: LiveAllocation) -> None:
     next allocation, whose need does not count as a failure.
     """
     if not allocation.acked:
-        allocation.acked = allocation.ready = True
+        allocation.acked = True
         tx.write(allocations.change, allocation.id, acked=True)
         if allocation.idle or not allocation.trial.pending:
             ask_to_stop(hub, tx, allocation, "it has nothing left to do")

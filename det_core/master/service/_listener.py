@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from det_core.master.service import _reports
+from det_core.master.service import _reports, _tickets
 from det_core.master.service._exits import log_mark
 from det_core.master.store import key_values, logs
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.engines import LogLine
+    from det_core.master.engines import Claim, LogLine
     from det_core.master.service._hub import Hub
 
 
@@ -49,6 +49,14 @@ class Ear:
 
         await self._hub.store.write(write)
         self._hub.subscriptions.publish(("log", task_id))
+
+    async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
+        """Give credentials to whoever is about to run an allocation."""
+        return await _tickets.claim(self._hub, allocation_id, node, code, runner)
+
+    async def open_context(self, digest: str) -> IO[bytes]:
+        """Open a context archive."""
+        return await _tickets.open_context(self._hub, digest)
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take what a dead process left in its journal."""

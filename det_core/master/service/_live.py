@@ -19,6 +19,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
+class Launch:
+    """How an allocation is started, as it is kept with it.
+
+    Attributes:
+        code: digest of the claim code.
+        nodes: number of nodes it runs on.
+        ref: the engine's name for it; None: it has none.
+        claims: runner, and digest of its token, by node.
+    """
+
+    code: str = ""
+    nodes: int = 1
+    ref: str | None = None
+    claims: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        claims = {str(node): list(claim) for node, claim in self.claims.items()}
+        return {"code": self.code, "nodes": self.nodes, "ref": self.ref, "claims": claims}
+
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> Launch:
+        """Return what JSON of :meth:`facts` says."""
+        claims = {int(node): (runner, digest) for node, (runner, digest) in facts.get("claims", {}).items()}
+        return cls(facts.get("code", ""), facts.get("nodes", 1), facts.get("ref"), claims)
+
+
+@dataclass(eq=False)
 class LiveAllocation:
     """An allocation that has not ended.
 
@@ -28,7 +56,7 @@ class LiveAllocation:
         run_id: which run of the trial it is.
         slots: the number of slots it holds.
         slot_ids: their IDs, where the pool has them.
-        ready: whether its processes run, so that it can be asked to stop; before, it can only be killed.
+        launch: how it is started.
         preempt_time: when it was asked to stop; None: it was not.
         is_preempted: whether that is recorded, so that its processes may learn it.
         acked: whether it said that it is about to exit.
@@ -43,7 +71,7 @@ class LiveAllocation:
     run_id: int
     slots: int
     slot_ids: tuple[int, ...]
-    ready: bool = False
+    launch: Launch = field(default_factory=Launch)
     preempt_time: float | None = None
     is_preempted: bool = False
     acked: bool = False
@@ -51,6 +79,11 @@ class LiveAllocation:
     kill_time: float | None = None
     steps_completed: int = 0
     latest_checkpoint: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether all nodes have claimed it, so that it can be asked to stop; before, it can only be killed."""
+        return self.acked or len(self.launch.claims) >= self.launch.nodes
 
     @property
     def ending(self) -> bool:

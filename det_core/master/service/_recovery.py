@@ -11,7 +11,7 @@ from det_core import _clock
 from det_core.config import Experiment
 from det_core.master.scheduler import ExitKind, Losses, State
 from det_core.master.service import _create, _facts, _operations, _retention, _trials, _unmanaged
-from det_core.master.service._live import Live, LiveAllocation, LiveExperiment, LiveTrial
+from det_core.master.service._live import Launch, Live, LiveAllocation, LiveExperiment, LiveTrial
 from det_core.master.store import allocations, experiments, operations, searcher_events, trials
 from det_core.search import Search, Started, action_from_dict, event_from_dict
 
@@ -164,7 +164,7 @@ def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> 
         run_id=row.run_id,
         slots=row.slots,
         slot_ids=tuple(row.slot_ids),
-        ready=True if before is None else before.ready,
+        launch=Launch.from_facts(row.facts),
         preempt_time=row.preempt_time,
         is_preempted=row.preempt_time is not None,
         acked=row.acked,

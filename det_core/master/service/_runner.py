@@ -6,16 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core._standalone.files import write_atomic
-from det_core.config import entrypoint_command
 from det_core.master._errors import is_content_error
-from det_core.master.engines import Cause, Ended, ExitReport, LaunchSpec
-from det_core.master.service import _exits, _retention, _unrecorded
-from det_core.master.store import checkpoints, contexts
+from det_core.master.engines import Cause, Ended, ExitReport, Ticket
+from det_core.master.service import _exits, _retention, _tickets, _unrecorded
+from det_core.master.store import checkpoints
 
 if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
@@ -67,14 +64,14 @@ class Runner:
 
     # What is to be done after a commit; none of it waits.
 
-    def launch(self, allocation_id: str, token: str) -> None:
+    def launch(self, allocation_id: str, code: str) -> None:
         """Start an allocation that was recorded."""
         allocation = self._hub.live.allocations.get(allocation_id)
         if allocation is None:
             return
         self._tried.add(allocation_id)
-        spec, digest = self._spec(allocation_id, token), allocation.trial.experiment.context
-        self._in_turn(allocation_id, partial(self._launch, spec, digest))
+        ticket = _tickets.write_ticket(self._hub, allocation, code)
+        self._in_turn(allocation_id, partial(self._launch, ticket))
 
     def terminate(self, allocation_id: str, grace: float) -> None:
         """Have an allocation killed in ``grace`` seconds, unless it ends before."""
@@ -117,48 +114,15 @@ class Runner:
             if self._last.get(allocation_id) is asyncio.current_task():
                 del self._last[allocation_id]
 
-    async def _launch(self, spec: LaunchSpec, digest: str | None) -> None:
+    async def _launch(self, ticket: Ticket) -> None:
         hub = self._hub
         try:
-            context = None if digest is None else await context_file(hub, digest)
-            await hub.engine.launch(LaunchSpec(**{**vars(spec), "context": context}))
+            await hub.engine.launch(ticket)
         except Exception as e:
-            LOG.error("allocation %s could not be started: %s", spec.allocation_id, e, exc_info=e)
+            LOG.error("allocation %s could not be started: %s", ticket.allocation_id, e, exc_info=e)
             detail = f"it could not be started: {type(e).__name__}: {e}"
             report = ExitReport(None, None, Cause.NOT_STARTED, detail, time=_clock.now())
-            hub.actor.post(lambda tx: _exits.ended(hub, tx, spec.allocation_id, report))
-            return
-        allocation = hub.live.allocations.get(spec.allocation_id)
-        if allocation is not None:
-            allocation.ready = True
-            hub.subscriptions.publish(("trial", allocation.trial.id))
-
-    def _spec(self, allocation_id: str, token: str) -> LaunchSpec:
-        allocation = self._hub.live.allocations[allocation_id]
-        trial, settings = allocation.trial, self._hub.settings
-        spec = trial.experiment.spec
-        return LaunchSpec(
-            allocation_id=allocation_id,
-            task_id=trial.task_id,
-            experiment_id=trial.experiment.id,
-            trial_id=trial.id,
-            trial_run_id=allocation.run_id,
-            trial_seed=trial.seed,
-            hparams=trial.hparams,
-            config=spec.data,
-            slots=allocation.slots,
-            slot_ids=allocation.slot_ids,
-            session_token=token,
-            master_url=settings.master_url,
-            command=entrypoint_command(spec.entrypoint or ""),
-            cluster_id=settings.cluster_id,
-            agent_id=settings.agent_id,
-            steps_completed=allocation.steps_completed,
-            latest_checkpoint=allocation.latest_checkpoint,
-            environment=spec.environment_variables_for("cpu"),
-            gpu_environment=spec.environment_variables_for("cuda"),
-            preemption_timeout=spec.preemption_timeout,
-        )
+            hub.actor.post(lambda tx: _exits.ended(hub, tx, ticket.allocation_id, report))
 
     async def _listen(self) -> None:
         async for event in self._hub.engine.events():
@@ -212,20 +176,3 @@ async def _keep_running(loop: Callable[[], Awaitable[None]], name: str) -> None:
 async def _later(seconds: float, act: Callable[[], None]) -> None:
     await asyncio.sleep(seconds)
     act()
-
-
-async def context_file(hub: Hub, digest: str) -> Path | None:
-    """A context archive as a file, written when it is first wanted."""
-    path = hub.settings.home / "master" / "contexts" / f"{digest}.tgz"
-    async with hub.writing:  # several allocations may want it at once
-        if not path.exists():
-            content = await hub.store.read(lambda conn: contexts.get(conn, digest))
-            if content is None:
-                return None
-            await asyncio.to_thread(_write_file, path, content)
-    return path
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, content)  # durable: a name without content would be believed for ever

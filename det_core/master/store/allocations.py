@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -32,7 +32,7 @@ class AllocationRow:
         kill_time: when it was killed by the master; None if it was not.
         exit_kind: how its end was classified (§13.3).
         exit_status: its exit status; None where a signal ended it or nothing is known.
-        facts: what else is known of it: accelerators, addresses.
+        facts: how it was launched: digest of its claim code, claims, name that the engine has for it.
         end_time: when it ended; None while it has not.
     """
 
@@ -91,6 +91,7 @@ def create(
     slot_ids: Sequence[int] = (),
     steps_completed: int = 0,
     latest_checkpoint: str | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> AllocationRow:
     """A new allocation; the trial's ``run_id`` becomes its number."""
     values = {
@@ -104,7 +105,7 @@ def create(
         "latest_checkpoint": latest_checkpoint,
         "ready": False,
         "acked": False,
-        "facts": {},
+        "facts": dict(facts or {}),
         "create_time": _clock.now(),
     }
     session.execute(ALLOCATIONS.insert().values(values))

@@ -11,11 +11,11 @@ import pytest
 from det_core import InvalidHP, core
 from det_core.backend.rest import sync_run
 from det_core.errors import MasterError
-from det_core.master.engines import LaunchSpec
 from support.ours import config, opened
 from support.processes import until
 from support.proxy import BUSY, LOST, RESET, TRUNCATED, Request, proxy_before
 from support.running_master import TOKEN, Running
+from support.scripted_engine import Launched
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def master(tmp_path: Path) -> Iterator[Running]:
         running.close()
 
 
-def launched(master: Running, folder: Path, length: int = 6) -> LaunchSpec:
+def launched(master: Running, folder: Path, length: int = 6) -> Launched:
     spec = master.a_trial(config(folder, length))
     return replace(spec, master_url=master.url)
 
@@ -54,7 +54,7 @@ def rows(master: Running, trial_id: int, group: str) -> list[dict[str, object]]:
     return [row for part in answer.lines for row in part["metrics"]]
 
 
-def check(master: Running, spec: LaunchSpec, made: list[str]) -> None:
+def check(master: Running, spec: Launched, made: list[str]) -> None:
     training = rows(master, spec.trial_id, "training")
     assert [r["totalBatches"] for r in training] == [1, 2, 3, 4, 5, 6]
     assert [r["totalBatches"] for r in rows(master, spec.trial_id, "validation")] == [3, 6]

@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 
 from det_core import InvalidHP, core, pytorch
 from det_core.core import SearcherOperation
-from det_core.master.engines import LaunchSpec
 from det_core.pytorch import Batch, Epoch
 from support.ours import variables
 from support.processes import until
 from support.running_master import Running
+from support.scripted_engine import Launched
 from support.trials import Tiny, WithHooks
 
 CONFIG = """
@@ -45,12 +45,12 @@ def master(tmp_path: Path) -> Iterator[Running]:
 def launched(
     master: Running, folder: Path, length: str, *, hparams: str = "{}", name: str = "single", more: str = "",
     metric: str = "val_loss",
-) -> LaunchSpec:  # fmt: skip
+) -> Launched:  # fmt: skip
     text = CONFIG.format(name=name, metric=metric, length=length, more=more, hparams=hparams, store=folder / "store")
     return replace(master.a_trial(text), master_url=master.url)
 
 
-def fit(spec: LaunchSpec, folder: Path, patch: pytest.MonkeyPatch, cls: type[Any] = Tiny, **options: Any) -> Any:
+def fit(spec: Launched, folder: Path, patch: pytest.MonkeyPatch, cls: type[Any] = Tiny, **options: Any) -> Any:
     """Fit a trial as the script of an allocation would."""
     random_state = random.getstate()
     given = variables(spec, folder)
@@ -67,12 +67,12 @@ def fit(spec: LaunchSpec, folder: Path, patch: pytest.MonkeyPatch, cls: type[Any
             patch.delenv(name)
 
 
-def checkpoints(master: Running, spec: LaunchSpec) -> list[int]:
+def checkpoints(master: Running, spec: Launched) -> list[int]:
     found = master.ask("GET", f"trials/{spec.trial_id}/checkpoints").json["checkpoints"]
     return sorted(c["metadata"]["steps_completed"] for c in found)
 
 
-def validations(master: Running, spec: LaunchSpec) -> list[int]:
+def validations(master: Running, spec: Launched) -> list[int]:
     answer = master.ask("GET", f"trials/metrics/trial_metrics?trialIds={spec.trial_id}&group=validation")
     return sorted(row["totalBatches"] for part in answer.lines for row in part["metrics"])
 
@@ -140,7 +140,7 @@ def test_case_09_and_case_11_two_operations_and_the_best_so_far(
     assert values["latestValidation"]["metrics"]["avgMetrics"]["val_loss"] == 3.0
 
 
-def others(master: Running, experiment_id: int, allocation_id: str) -> list[LaunchSpec]:
+def others(master: Running, experiment_id: int, allocation_id: str) -> list[Launched]:
     """Return the running allocations of an experiment except one."""
     return [s for s in master.launched(experiment_id) if s.allocation_id != allocation_id]
 
@@ -179,7 +179,7 @@ def test_case_14_no_searcher_metric(
     assert validations(master, spec) == [2], "it is reported first"
 
 
-def pausing(master: Running, spec: LaunchSpec, at: int) -> type[Tiny]:
+def pausing(master: Running, spec: Launched, at: int) -> type[Tiny]:
     """Return a trial whose experiment is paused during its batch ``at``."""
 
     class Trial(WithHooks):
@@ -191,13 +191,13 @@ def pausing(master: Running, spec: LaunchSpec, at: int) -> type[Tiny]:
     return Trial
 
 
-def pause(master: Running, spec: LaunchSpec, trial: Tiny) -> None:
+def pause(master: Running, spec: Launched, trial: Tiny) -> None:
     """Pause a trial's experiment, and wait until the trial knows."""
     assert master.ask("POST", f"experiments/{spec.experiment_id}/pause").status == 200
     assert until(lambda: trial.context._core.preempt.requested)
 
 
-def again(master: Running, spec: LaunchSpec) -> LaunchSpec:
+def again(master: Running, spec: Launched) -> Launched:
     """Return the next allocation of a paused trial."""
     master.end(spec.allocation_id)
     master.until(spec.experiment_id, "STATE_PAUSED")

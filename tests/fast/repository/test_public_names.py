@@ -72,7 +72,7 @@ PUBLIC = {
     """,
     "det_core.protocol": "Credential IDLE_TIMEOUT MasterSession credentials",
     "det_core.master.engines": """
-        Cause Ended Engine ExitReport LaunchSpec Listener LocalEngine LogLine Pool Slots check_archive pack_files
+        Cause Claim Ended Engine ExitReport Listener LocalEngine LogLine Pool Slots Ticket check_archive pack_files
         read_archived unpack_archive
     """,
     "det_core.master.store": """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from det_core.master.engines import LaunchSpec
+from det_core.master.engines import Claim, Ticket
 from det_core.master.engines._seen import seen
 from det_core.master.engines._slots import Slots
 from det_core.master.engines._variables import variables
@@ -27,12 +28,12 @@ def told(folder: Path, gpus: Slots, **more: Any) -> dict[str, str]:
         "config": {},
         "slots": 1,
         "slot_ids": [1],
-        "session_token": "t",
+        "code": "c",
         "master_url": "http://127.0.0.1:1",
         "command": ["true"],
         "environment": {"ON": "cpu"},
     }
-    return variables(LaunchSpec(**{**known, **more}), folder, folder, gpus, 0)
+    return variables(Ticket(**{**known, **more}), Claim("n", "t"), folder, folder, gpus, 0, sys.executable)
 
 
 def test_the_users_variables_are_those_for_the_device_it_gets(tmp_path: Path) -> None:

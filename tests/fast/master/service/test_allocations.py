@@ -10,7 +10,7 @@ import pytest
 
 from det_core.master._errors import Fenced, NotFound
 from det_core.master.service import _identify, _preemption, _steering
-from det_core.master.service._runner import context_file
+from det_core.master.service._tickets import open_context
 from det_core.master.store import contexts
 from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
@@ -211,8 +211,10 @@ def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None
         async with bench(tmp_path, deaf) as b:
             content = bytes(1_000_000)
             digest = await b.store.write(lambda conn: contexts.put(conn, content))
-            paths = await asyncio.gather(*(context_file(b.service, digest) for _ in range(20)))
-            assert {path and path.read_bytes() for path in paths} == {content}
+            files = await asyncio.gather(*(open_context(b.service, digest) for _ in range(20)))
+            for file in files:
+                with file:
+                    assert file.read() == content
             assert [p.name for p in (tmp_path / "master" / "contexts").iterdir()] == [f"{digest}.tgz"]
 
     asyncio.run(check())

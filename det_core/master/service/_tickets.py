@@ -1,0 +1,131 @@
+"""Tickets: the orders to run allocations, and the claims of those who run them.
+
+The code of a ticket lets one runner a node have the credentials of the allocation there. Codes and credentials are kept
+as digests, with the allocation, so that a claim outlives the master and cannot be made twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from det_core._standalone.files import write_atomic
+from det_core.config import entrypoint_command
+from det_core.master._errors import Conflict, Fenced, Forbidden, NotFound
+from det_core.master.engines import Claim, Ticket
+from det_core.master.service._access import live_allocation
+from det_core.master.store import allocations, contexts, tokens
+
+if TYPE_CHECKING:
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveAllocation
+
+
+def write_ticket(hub: Hub, allocation: LiveAllocation, code: str) -> Ticket:
+    """Return the ticket of an allocation."""
+    trial = allocation.trial
+    settings = hub.settings
+    spec = trial.experiment.spec
+    return Ticket(
+        allocation_id=allocation.id,
+        task_id=trial.task_id,
+        experiment_id=trial.experiment.id,
+        trial_id=trial.id,
+        trial_run_id=allocation.run_id,
+        trial_seed=trial.seed,
+        hparams=trial.hparams,
+        config=spec.data,
+        slots=allocation.slots,
+        slot_ids=list(allocation.slot_ids),
+        master_url=settings.master_url,
+        command=entrypoint_command(spec.entrypoint or ""),
+        code=code,
+        nodes=allocation.launch.nodes,
+        cluster_id=settings.cluster_id,
+        agent_id=settings.agent_id,
+        steps_completed=allocation.steps_completed,
+        latest_checkpoint=allocation.latest_checkpoint,
+        environment=spec.environment_variables_for("cpu"),
+        gpu_environment=spec.environment_variables_for("cuda"),
+        context=trial.experiment.context,
+        preemption_timeout=spec.preemption_timeout,
+    )
+
+
+async def claim(hub: Hub, allocation_id: str, node: int, code: str, runner: str) -> Claim:
+    """Give the credentials of an allocation to whoever runs it on a node.
+
+    Raises:
+        Fenced: If it has ended, or is to end.
+        Forbidden: If the code is not its own, or it has no such node.
+        Conflict: If another runner has claimed the node.
+    """
+    granted = Claim(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+
+    def command(tx: Transaction) -> None:
+        allocation = live_allocation(hub, allocation_id)
+        launch = allocation.launch
+        if allocation.kill_time is not None:
+            raise Fenced(f"allocation {allocation_id} is to end")
+        if not hmac.compare_digest(launch.code, digest(code)) or node not in range(launch.nodes):
+            raise Forbidden(f"allocation {allocation_id}: invalid code for node {node}")
+        if launch.claims.get(node, (runner,))[0] != runner:
+            raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
+        launch.claims[node] = (runner, digest(granted.token))
+        trial = allocation.trial
+        tx.write(allocations.change, allocation_id, facts=launch.facts())
+        tx.write(
+            tokens.add,
+            granted.session_token,
+            "allocation",
+            allocation_id=allocation_id,
+            trial_id=trial.id,
+            experiment_id=trial.experiment.id,
+        )
+        tx.publish(("trial", trial.id))
+
+    await hub.actor.do(command)
+    return granted
+
+
+def check_runner(hub: Hub, allocation_id: str, node: int, token: str) -> None:
+    """Compare a token with that of the runner of a node.
+
+    Raises:
+        Fenced: If the allocation has ended.
+        Forbidden: If it is another.
+    """
+    _, expected = live_allocation(hub, allocation_id).launch.claims.get(node, ("", ""))
+    if not hmac.compare_digest(expected, digest(token)):
+        raise Forbidden(f"allocation {allocation_id}: not the token of the runner of node {node}")
+
+
+def digest(secret: str) -> str:
+    """Return what is kept of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def open_context(hub: Hub, digest: str) -> IO[bytes]:
+    """Open a context archive as a file, which is written when it is first wanted.
+
+    Raises:
+        NotFound: If none has this digest.
+    """
+    path = hub.settings.home / "master" / "contexts" / f"{digest}.tgz"
+    async with hub.writing:  # several allocations may want it at once
+        if not path.exists():
+            content = await hub.store.read(lambda conn: contexts.get(conn, digest))
+            if content is None:
+                raise NotFound(f"context {digest} not found")
+            await asyncio.to_thread(_write_file, path, content)
+    return open(path, "rb")
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, content)  # durable: a name without content would be believed for ever
