@@ -29,7 +29,7 @@ from det_core.master._options import Options, parse
 if TYPE_CHECKING:
     from det_core.master._settings import MasterSettings
     from det_core.master.engines import Engine
-    from det_core.master.service import Service
+    from det_core.master.service import ServiceState
 
 LOG = logging.getLogger("det_core.master")
 
@@ -122,7 +122,7 @@ async def _service(
     engine: Engine | None,
     files: HomeFiles,
     lost: asyncio.Future[None],
-) -> AsyncIterator[Service]:
+) -> AsyncIterator[ServiceState]:
     """Start the service with its store and its engine, and stop it at the end.
 
     Args:
@@ -132,7 +132,7 @@ async def _service(
         files: Files of the home directory.
         lost: Receives the error when another master has taken the database.
     """
-    from det_core.master.service import Service
+    from det_core.master.service import ServiceState, _lifecycle
     from det_core.master.store import Store
 
     store = Store.open(
@@ -149,12 +149,12 @@ async def _service(
     keeper.add_done_callback(on_lock_lost)
     try:
         runs = _local_engine(options) if engine is None else engine
-        service = Service(store, runs, settings)
+        service = ServiceState(store, runs, settings)
         try:
-            await service.start()
+            await _lifecycle.start(service)
             yield service
         finally:
-            await service.stop()
+            await _lifecycle.stop(service)
             await runs.close()
     finally:
         keeper.cancel()

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from det_core.master._settings import MasterSettings
 from det_core.master.api import create_app
 from det_core.master.engines import Pool
-from det_core.master.service import Service
+from det_core.master.service import ServiceState, _checkpoints, _create, _lifecycle, _queries
 from det_core.master.store import Store
 from support import schema
 from support.master_records import RecordReader, parse_answer
@@ -24,6 +24,8 @@ from support.scripted_trials import Script, ScriptedTrials, Trial
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
+
+    from det_core.protocol.records import CheckpointView, ExperimentView, TrialView
 
 T = TypeVar("T")
 TOKEN = "the-user's-own-secret-token"
@@ -93,8 +95,8 @@ class Bench:
         """Start a service that dies at its N-th write; 0: it does not."""
         before = asyncio.all_tasks()
         self.dying = DyingStore(self.store, at, after=after)
-        self.service = Service(self.dying, self.engine, self.settings)  # type: ignore[arg-type]
-        starting = asyncio.ensure_future(self.service.start())
+        self.service = ServiceState(self.dying, self.engine, self.settings)  # type: ignore[arg-type]
+        starting = asyncio.ensure_future(_lifecycle.start(self.service))
         dead = asyncio.ensure_future(self.dying.dead.wait())
         await asyncio.wait([starting, dead], return_when=asyncio.FIRST_COMPLETED)
         dead.cancel()
@@ -118,10 +120,10 @@ class Bench:
     async def close(self) -> None:
         """Stop everything."""
         await self.engine.stop()
-        await self.service.stop()
+        await _lifecycle.stop(self.service)
         await self.store.close()
 
-    async def do(self, call: Callable[[Service], Awaitable[T]]) -> T:
+    async def do(self, call: Callable[[ServiceState], Awaitable[T]]) -> T:
         """Ask the service as a person would: again when it has died meanwhile, and somebody started it."""
         while True:
             answer = asyncio.ensure_future(call(self.service))
@@ -145,7 +147,7 @@ class Bench:
         """Wait for an experiment's end, over the deaths of the service; returns its state."""
 
         while True:
-            view = await self.do(lambda s: s.wait_experiment(experiment_id, 30))
+            view = await self.do(lambda s: _queries.wait(s, experiment_id, 30))
             if view.end_time is not None:
                 return view.state
 
@@ -157,7 +159,7 @@ class Bench:
     async def create(self, searcher: dict[str, Any], **config: Any) -> int:
         """Create an experiment; returns its id."""
         text = json.dumps(config_of(searcher, **config))
-        created = await self.service.create_experiment(text)
+        created = await _create.create_experiment(self.service, text)
         return created["experiment"].id
 
     def reader(self, experiment_id: int) -> RecordReader:
@@ -221,12 +223,30 @@ async def train(trial: Trial) -> int:
     return 0
 
 
+async def experiments_of(service: ServiceState, **filters: Any) -> list[ExperimentView]:
+    """Return the experiments that match."""
+    records, _ = await _queries.find_experiments(service, **filters)
+    return records
+
+
+async def checkpoints_of(service: ServiceState, experiment_id: int) -> list[CheckpointView]:
+    """Return the checkpoints of an experiment, newest first."""
+    records, _ = await _checkpoints.page(service, 1000, 0, experiment_id=experiment_id)
+    return records
+
+
+async def trials_of(service: ServiceState, experiment_id: int) -> list[TrialView]:
+    """Return the trials of an experiment by their IDs."""
+    records, _ = await _queries.find_trials(service, experiment_id)
+    return records
+
+
 @cache
 def _app() -> FastAPI:
     return create_app(None, TOKEN)  # type: ignore[arg-type]  # each request has the service of its bench
 
 
-async def ask_app(service: Service, path: str) -> Any:
+async def ask_app(service: ServiceState, path: str) -> Any:
     """Return what the master's API answers to a GET, as :class:`RecordReader` wants it; there are no sockets."""
     app, sent = _app(), []
     app.state.service = service

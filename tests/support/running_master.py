@@ -18,7 +18,7 @@ from det_core.master._settings import MasterSettings
 from det_core.master.api import Limits, create_app, server_config
 from det_core.master.api._limits import DEFAULT_LIMITS
 from det_core.master.engines import Pool
-from det_core.master.service import Service
+from det_core.master.service import ServiceState, _lifecycle
 from det_core.master.store import Store
 from support import schema
 from support.processes import until
@@ -88,8 +88,8 @@ class Running:
         self.engine = ScriptedEngine(Pool(256))
         schema.place(folder / "master.db")
         self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
-        self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
-        await self.service.start()
+        self.service = ServiceState(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
+        await _lifecycle.start(self.service)
         # A session connects when it is first used; a test that made it do so would seem to leave an open file.
         reads = [read(_connect) for read in (store.read, store.read_series) for _ in range(8)]
         await asyncio.gather(*reads)
@@ -104,7 +104,7 @@ class Running:
         self.app.state.pending.release()
         server.should_exit = True
         await serving
-        await self.service.stop()
+        await _lifecycle.stop(self.service)
         await store.close()
 
     def close(self) -> None:

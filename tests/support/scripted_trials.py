@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from det_core.master._errors import Fenced, Stopping
 from det_core.master.engines import Cause, Ended, ExitReport, Listener, Pool, Ticket
-from det_core.master.service import Service, _preemption
+from det_core.master.service import ServiceState, _checkpoints, _operations, _preemption, _reports
 from support.scripted_engine import Launched
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Trial:
     seq: int = 0
     records: list[dict[str, Any]] = field(default_factory=list)
 
-    async def ask(self, call: Callable[[Service], Awaitable[T]]) -> T:
+    async def ask(self, call: Callable[[ServiceState], Awaitable[T]]) -> T:
         """Ask the service that is there; once more when it dies meanwhile."""
         while True:
             service = await self.engine.service()
@@ -47,7 +47,9 @@ class Trial:
 
     async def operation(self) -> int | None:
         """Return the length to train to, or None without an operation."""
-        found = await self.ask(lambda s: s.operation(self.spec.trial_id, allocation_id=self.spec.allocation_id))
+        found = await self.ask(
+            lambda s: _operations.current(s, self.spec.trial_id, allocation_id=self.spec.allocation_id)
+        )
         return None if found["completed"] else found["length"]
 
     async def report(self, group: str, step: int, **metrics: Any) -> None:
@@ -64,19 +66,20 @@ class Trial:
 
     async def ship(self) -> None:
         """Send the journal so far; the service takes what is new."""
-        await self.ask(lambda s: s.journal(self.spec.trial_id, self.spec.trial_run_id, 0, self.records))
+        await self.ask(lambda s: _reports.journal(s, self.spec.trial_id, self.spec.trial_run_id, 0, self.records))
 
     async def complete(self, length: int, metric: float) -> None:
         """Say that the operation is done."""
         self.record("operation", body={"length": length, "searcher_metric": metric})
         own = self.spec.allocation_id
-        await self.ask(lambda s: s.complete_operation(self.spec.trial_id, length, metric, allocation_id=own))
+        await self.ask(lambda s: _operations.complete(s, self.spec.trial_id, length, metric, allocation_id=own))
 
     async def checkpoint(self, step: int) -> str:
         """Register a checkpoint, which is named by its trial and step."""
         uuid = f"{self.spec.task_id}-{self.spec.trial_run_id}-{step}"
         await self.ask(
-            lambda s: s.register_checkpoint(
+            lambda s: _checkpoints.register(
+                s,
                 uuid,
                 self.spec.task_id,
                 allocation_id=self.spec.allocation_id,
@@ -98,7 +101,7 @@ class Trial:
     async def early_exit(self, reason: str = "INVALID_HP") -> None:
         """Give up."""
         own = self.spec.allocation_id
-        await self.ask(lambda s: s.early_exit(self.spec.trial_id, reason, allocation_id=own))
+        await self.ask(lambda s: _operations.give_up(s, self.spec.trial_id, reason, allocation_id=own))
 
 
 @dataclass
@@ -126,14 +129,14 @@ class ScriptedTrials:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._trials: dict[str, Trial] = {}
         self._ended: dict[str, ExitReport] = {}
-        self._service: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
+        self._service: asyncio.Future[ServiceState] = asyncio.get_running_loop().create_future()
         self._gone = asyncio.Event()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     # What the trials see of the master.
 
-    def attend(self, service: Service) -> None:
+    def attend(self, service: ServiceState) -> None:
         """Attach a service."""
         self._gone.clear()
         self._service.set_result(service)
@@ -144,7 +147,7 @@ class ScriptedTrials:
         self.listener = None
         self._gone.set()
 
-    async def service(self) -> Service:
+    async def service(self) -> ServiceState:
         """Return the attached service; wait for one if there is none."""
         return await asyncio.shield(self._service)
 

@@ -46,7 +46,7 @@ def test_a_search_by_class(person: Any, tmp_path: Path) -> None:
     assert "COMPLETED, 2 trials" in said.stdout + said.stderr
     for old, new, message in (
         ("model_def:Digits", "model_def:Missing", "model_def:Missing needs a class Missing, and model_def.py has none"),
-        ("model_def:Digits", "model_def.Digits", "is no command; a trial class is written model_def:Digits"),
+        ("model_def:Digits", "model_def.Digits", "is not a command; a trial class is written model_def:Digits"),
         ("model_def:Digits", "other:Digits", "other:Digits needs other.py, and there is no such file"),
     ):
         (tmp_path / "wrong.yaml").write_text(SEARCH.replace(old, new))

@@ -23,7 +23,7 @@ from det_core.master.api import (
 from det_core.master.api._auth import Authenticator, OwnHosts
 from det_core.master.api._routing import MAX_BODY_BYTES, BodiesInFlight, PendingRequests, Routes
 from det_core.master.api._types import answer
-from det_core.master.service import Service
+from det_core.master.service import ServiceState
 
 ROUTES: tuple[Routes, ...] = (
     _reports.routes,
@@ -41,7 +41,7 @@ ROUTES: tuple[Routes, ...] = (
 
 
 def create_app(
-    service: Service, user_token: str, *, max_body_bytes: int = MAX_BODY_BYTES, hosts: Iterable[str] = ()
+    service: ServiceState, user_token: str, *, max_body_bytes: int = MAX_BODY_BYTES, hosts: Iterable[str] = ()
 ) -> FastAPI:
     """Return the HTTP API of a master, an ASGI application.
 

@@ -17,7 +17,7 @@ from det_core.master._errors import Forbidden, Unauthenticated
 from det_core.master.service import _identify
 
 if TYPE_CHECKING:
-    from det_core.master.service import Service
+    from det_core.master.service import ServiceState
     from det_core.master.service._views import TokenView
 
 OBJECT_IDS = frozenset(["trial_id", "experiment_id", "allocation_id", "task_id"])
@@ -77,7 +77,7 @@ class Authenticator:
         user_token: token of the user.
     """
 
-    def __init__(self, service: Service, user_token: str) -> None:
+    def __init__(self, service: ServiceState, user_token: str) -> None:
         self._service = service
         self.user_token = user_token
 

@@ -25,7 +25,7 @@ from det_core.master.api._types import (
     rows_of_page,
     state_in,
 )
-from det_core.master.service import _retention, _show_checkpoints
+from det_core.master.service import _checkpoints, _queries, _retention
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ async def report_checkpoint(body: CheckpointReport, service: TheService, caller:
     caller.check(task_id=body.task_id)
     if body.allocation_id is not None:
         caller.check(allocation_id=body.allocation_id)
-    await service.register_checkpoint(
+    await _checkpoints.register(
+        service,
         body.uuid,
         body.task_id,
         allocation_id=body.allocation_id or caller.allocation_id,
@@ -117,7 +118,7 @@ def _complete(state: str) -> str:
 @routes.trial.get("/checkpoints/{uuid}")
 async def get_checkpoint(uuid: str, service: TheService, caller: TheCaller) -> Response:
     """One checkpoint."""
-    view = await service.checkpoint(uuid)
+    view = await _checkpoints.get(service, uuid)
     await _check_readable(view, service, caller)
     return answer({"checkpoint": encode(view)})
 
@@ -128,7 +129,7 @@ async def _check_readable(view: CheckpointView, service: TheService, caller: Cal
         caller.check(experiment_id=view.experiment_id)
     except Forbidden:
         assert caller.token is not None
-        searcher = (await service.experiment(caller.token["experiment_id"])).config["searcher"]
+        searcher = (await _queries.experiment(service, caller.token["experiment_id"])).config["searcher"]
         uuid, trial_id = searcher.get("source_checkpoint_uuid"), searcher.get("source_trial_id")
         if view.uuid != uuid and view.trial_id != trial_id:
             raise
@@ -139,14 +140,14 @@ async def experiment_checkpoints(
     experiment_id: ExperimentId, service: TheService, offset: Offset = 0, limit: Limit = 0
 ) -> Response:
     """Answer the checkpoints of an experiment, newest first, in pages."""
-    views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, experiment_id=experiment_id)
+    views, total = await _checkpoints.page(service, rows_of_page(limit), offset, experiment_id=experiment_id)
     return await answer_page("checkpoints", encode, views, total, offset=offset, limit=limit)
 
 
 @routes.trial.get("/trials/{trial_id}/checkpoints")
 async def trial_checkpoints(trial_id: TrialId, service: TheService, offset: Offset = 0, limit: Limit = 0) -> Response:
     """Answer the checkpoints of a trial, newest first, in pages."""
-    views, total = await _show_checkpoints.page(service, rows_of_page(limit), offset, trial_id=trial_id)
+    views, total = await _checkpoints.page(service, rows_of_page(limit), offset, trial_id=trial_id)
     return await answer_page("checkpoints", encode, views, total, offset=offset, limit=limit)
 
 
@@ -155,9 +156,9 @@ async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, 
     """Note what is left of checkpoints: nothing is DELETED, less than before PARTIALLY_DELETED."""
     if caller.token is not None:
         for patch in body.checkpoints:
-            caller.check(trial_id=(await service.checkpoint(patch.uuid)).trial_id)
-    await service.patch_checkpoints(
-        [(p.uuid, None if p.resources is None else p.resources.resources) for p in body.checkpoints]
+            caller.check(trial_id=(await _checkpoints.get(service, patch.uuid)).trial_id)
+    await _checkpoints.patch(
+        service, [(p.uuid, None if p.resources is None else p.resources.resources) for p in body.checkpoints]
     )
     return done()
 
@@ -182,5 +183,5 @@ async def set_checkpoint_metadata(uuid: str, body: CheckpointMetadataRequest, se
     metadata = body.metadata if body.metadata is not None else body.checkpoint.metadata
     if metadata is None:
         raise Invalid("body metadata: expected an object")
-    view = await service.set_checkpoint_metadata(uuid, metadata)
+    view = await _checkpoints.set_metadata(service, uuid, metadata)
     return answer({"checkpoint": encode(view)})

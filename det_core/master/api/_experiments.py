@@ -35,7 +35,7 @@ from det_core.master.api._types import (
     state_in,
 )
 from det_core.master.engines import check_archive, pack_files
-from det_core.master.service import _continue, _patch, _queries, _retention, _steering
+from det_core.master.service import _checkpoints, _continue, _create, _patch, _queries, _retention, _searches, _steering
 from det_core.protocol.wire import encode, to_wire
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService) 
             f"template: {body.template!r} cannot be used, this master has no templates; put it into the config"
         )
     context = await asyncio.to_thread(_packed, body.model_definition, body.b64_tgz)
-    created = await service.create_experiment(
+    created = await _create.create_experiment(
+        service,
         body.config,
         context,
         activate=body.activate,
@@ -155,8 +156,8 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService) 
 @routes.user.put("/experiments/by-external-id/{external_id:anything}")
 async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService) -> Response:
     """The experiment of that external id, created if there is none."""
-    created = await service.put_experiment(
-        external_id, body.config, unmanaged=body.unmanaged, start_time=body.start_time
+    created = await _create.put_experiment(
+        service, external_id, body.config, unmanaged=body.unmanaged, start_time=body.start_time
     )
     return answer(_created_reply(created))
 
@@ -191,7 +192,7 @@ async def list_experiments(
 @routes.trial.get("/experiments/{experiment_id}")
 async def get_experiment(experiment_id: ExperimentId, service: TheService) -> Response:
     """One experiment."""
-    view = await service.experiment(experiment_id)
+    view = await _queries.experiment(service, experiment_id)
     return answer(shapes.experiment_reply(view))
 
 
@@ -205,7 +206,8 @@ async def list_trials(
     limit: Limit = 0,
 ) -> Response:
     """Answer the trials of an experiment that are in one of ``states``, by number or the best first, in pages."""
-    views, total = await service.page_of_trials(
+    views, total = await _queries.find_trials(
+        service,
         experiment_id,
         states=[state_in(s) for s in states],
         best_first=sort_by.removeprefix("SORT_BY_") == "BEST_VALIDATION_METRIC",
@@ -218,13 +220,13 @@ async def list_trials(
 @routes.trial.get("/experiments/{experiment_id}/searcher/best_searcher_validation_metric")
 async def best_metric(experiment_id: ExperimentId, service: TheService) -> Response:
     """The best value of the searched metric; 404 as long as there is none."""
-    return answer({"metric": await service.best_validation(experiment_id)})
+    return answer({"metric": await _queries.best_validation(service, experiment_id)})
 
 
 @routes.trial.get("/experiments/{experiment_id}/model_def")
 async def model_def(experiment_id: ExperimentId, service: TheService) -> Response:
     """The context directory of an experiment."""
-    return answer_archive(await service.context_archive(experiment_id))
+    return answer_archive(await _searches.context(service, experiment_id))
 
 
 @routes.user.post("/experiments/continue")
@@ -307,7 +309,7 @@ async def wait_experiment(
     timeout_seconds: Annotated[float, Query(ge=0)] = LONGEST_WAIT,
 ) -> Response:
     """The experiment once it has ended, or as it is after that time (at most a minute)."""
-    work = service.wait_experiment(experiment_id, min(timeout_seconds, LONGEST_WAIT))
+    work = _queries.wait(service, experiment_id, min(timeout_seconds, LONGEST_WAIT))
     view = await pending.wait(work)
     return answer(shapes.experiment_reply(view))
 
@@ -315,20 +317,20 @@ async def wait_experiment(
 @routes.trial.get("/experiments/{experiment_id}/search")
 async def search(experiment_id: ExperimentId, service: TheService) -> Response:
     """Where the search stands: rungs, and how much has been decided."""
-    return answer({"search": to_wire(await service.search_state(experiment_id))})
+    return answer({"search": to_wire(await _searches.state(service, experiment_id))})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_trial")
 async def best_trial(experiment_id: ExperimentId, service: TheService) -> Response:
     """The trial with the best searched metric."""
-    view = await service.best_trial(experiment_id)
+    view = await _queries.best_trial(service, experiment_id)
     return answer({} if view is None else {"trial": shapes.trial(view)})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_checkpoint")
 async def best_checkpoint(experiment_id: ExperimentId, service: TheService) -> Response:
     """Of the checkpoints still there, that with the best searched metric at its step."""
-    view = await service.best_checkpoint(experiment_id)
+    view = await _checkpoints.best(service, experiment_id)
     return answer({} if view is None else {"checkpoint": encode(view)})
 
 

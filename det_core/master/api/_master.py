@@ -13,6 +13,7 @@ from det_core.master.api._auth import is_same_secret
 from det_core.master.api._routing import Routes, TheAuthenticator, TheCaller, TheService
 from det_core.master.api._shapes import USER
 from det_core.master.api._types import Body, answer
+from det_core.master.service import _queries
 
 if TYPE_CHECKING:
     from det_core.master.service._views import MasterView
@@ -34,7 +35,7 @@ class LoginRequest(Body):
 @routes.open.get("/master")
 async def master(service: TheService) -> Response:
     """What the master says of itself."""
-    return answer(_master_reply(await service.master()))
+    return answer(_master_reply(_queries.master(service)))
 
 
 @routes.open.get("/master/telemetry")
@@ -46,7 +47,7 @@ async def telemetry() -> Response:
 @plain_routes.open.get("/info")
 async def info(service: TheService) -> Response:
     """What the master says of itself, in an older form."""
-    view = await service.master()
+    view = _queries.master(service)
     return answer(
         {
             "version": view["version"],

@@ -10,6 +10,7 @@ from det_core.master._errors import Invalid
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Id, Size, Timestamp, TrialId, answer, done
+from det_core.master.service import _reports
 
 routes = Routes("reports")
 
@@ -53,8 +54,14 @@ class MetricsRequest(Body):
 async def journal(body: JournalRequest, service: TheService, caller: TheCaller) -> Response:
     """Take records of a process's journal, each counted once however often it comes."""
     caller.check(trial_id=body.trial_id)
-    following = await service.journal(
-        body.trial_id, body.trial_run_id, body.rank, body.records, body.restart, body.storage_id
+    following = await _reports.journal(
+        service,
+        body.trial_id,
+        body.trial_run_id,
+        body.rank,
+        body.records,
+        body.restart,
+        storage_id=body.storage_id,
     )
     return answer({"nextSeq": following})
 
@@ -80,7 +87,8 @@ async def validation_metrics(body: TrialMetrics, trial_id: TrialId, service: The
 async def _report(service: TheService, caller: Caller, trial_id: int, group: str, report: TrialMetrics) -> Response:
     if report.trial_id not in (None, trial_id):
         raise Invalid(f"body metrics.trialId: it is {report.trial_id}, but the address says trial {trial_id}")
-    await service.report_metrics(
+    await _reports.report_metrics(
+        service,
         trial_id,
         report.trial_run_id,
         group,

@@ -25,7 +25,7 @@ from starlette.types import Message, Receive, Scope
 from det_core.master._errors import MasterError, Misdirected, Stopping, TooMuch, Unauthenticated
 from det_core.master.api._auth import OBJECT_IDS, Authenticator, Caller
 from det_core.master.api._refusals import refuse
-from det_core.master.service import Service
+from det_core.master.service import ServiceState
 
 T = TypeVar("T")
 API_PREFIX = "/api/v1"
@@ -262,8 +262,8 @@ def _even_out(scope: Scope) -> Scope:
     return {**scope, "headers": headers, "query_string": query}
 
 
-async def _service(request: Request) -> Service:
-    service: Service = request.app.state.service
+async def _service(request: Request) -> ServiceState:
+    service: ServiceState = request.app.state.service
     return service
 
 
@@ -282,7 +282,7 @@ async def _caller(request: Request) -> Caller:
     return caller
 
 
-TheService = Annotated[Service, Depends(_service)]
+TheService = Annotated[ServiceState, Depends(_service)]
 ThePendingRequests = Annotated[PendingRequests, Depends(_pending)]
 TheAuthenticator = Annotated[Authenticator, Depends(_authenticator)]
 TheCaller = Annotated[Caller, Depends(_caller)]

@@ -13,6 +13,7 @@ from det_core.master._errors import NotFound, Stopping
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
 from det_core.master.api._types import INT32, INT64, Id, TrialId
+from det_core.master.service import _logs, _queries
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ async def trial_logs(
     """The log of a trial, a JSON object a line; with ``follow`` it goes on until the trial has ended."""
 
     async def read(beyond: int, most: int, wait: float) -> LogPage:
-        return await pending.wait(service.logs(trial_id, after=beyond, limit=most, wait=wait))
+        return await pending.wait(_logs.page_of_trial(service, trial_id, after=beyond, limit=most, wait=wait))
 
     request.state.is_followed = follow
     first = await read(after, min(limit or MAX_LOG_LINES, MAX_LOG_LINES), 0.0)
@@ -73,7 +74,7 @@ async def task_logs(
     """The log of a task, as that of a trial."""
 
     async def read(beyond: int, most: int, wait: float) -> LogPage:
-        return await pending.wait(service.logs_of_task(task_id, after=beyond, limit=most, wait=wait))
+        return await pending.wait(_logs.page(service, task_id, after=beyond, limit=most, wait=wait))
 
     request.state.is_followed = follow
     first = await read(after, min(limit or MAX_LOG_LINES, MAX_LOG_LINES), 0.0)
@@ -167,7 +168,7 @@ async def _metrics(
     for trial_id in trial_ids:
         caller.check(trial_id=trial_id)
 
-    reader = service.metrics(trial_ids, group, after=after, archived=archived)
+    reader = _queries.MetricsReader(service.store, trial_ids, group, after=after, archived=archived)
     first = await reader.read(min(limit or MAX_ROWS, MAX_ROWS))
     return StreamingResponse(_rows(reader, first, limit), media_type=NDJSON)
 

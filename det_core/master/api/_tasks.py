@@ -12,6 +12,7 @@ from det_core import _clock
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Int64, Timestamp, answer_archive, done
+from det_core.master.service import _reports, _searches
 
 routes = Routes("tasks")
 plain_routes = Routes("tasks", prefix="")
@@ -40,7 +41,7 @@ class TaskLogsRequest(Body):
 @routes.trial.get("/tasks/{task_id}/context_directory")
 async def context_directory(task_id: str, service: TheService) -> Response:
     """The context directory of a task."""
-    return answer_archive(await service.task_context(task_id))
+    return answer_archive(await _searches.task_context(service, task_id))
 
 
 @routes.trial.post("/task/logs")
@@ -63,7 +64,7 @@ async def _take(lines: Sequence[TaskLog], service: TheService, caller: Caller) -
     for allocation_id in {line.allocation_id for line in lines if line.allocation_id is not None}:
         caller.check(allocation_id=allocation_id)
     arrived = _clock.now()
-    await service.task_logs([_line(line, arrived) for line in lines])
+    await _reports.task_logs(service, [_line(line, arrived) for line in lines])
 
 
 def _line(line: TaskLog, arrived: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Id, Number, Size, Timestamp, TrialId, answer, done, state_in
-from det_core.master.service import _steering
+from det_core.master.service import _checkpoints, _operations, _queries, _reports, _steering, _storages, _unmanaged
 from det_core.protocol.wire import to_wire
 
 routes = Routes("trials")
@@ -64,48 +64,48 @@ class EarlyExitRequest(Body):
 async def prepare_run(body: PrepareRunRequest, service: TheService, caller: TheCaller) -> Response:
     """Say where a run keeps its checkpoints. Equal storages have the same number."""
     caller.check(trial_id=body.run_id)
-    storage_id = await service.run_prepare(body.run_id, body.checkpoint_storage)
+    storage_id = await _storages.prepare_run(service, body.run_id, body.checkpoint_storage)
     return answer({} if storage_id is None else {"storageId": storage_id})
 
 
 @routes.trial.get("/trials/{trial_id}")
 async def get_trial(trial_id: TrialId, service: TheService, summary: bool = True) -> Response:
     """One trial. ``summary`` false: without that of its metrics, for which all its rows are read."""
-    return answer({"trial": shapes.trial(await service.trial(trial_id, summarize=summary))})
+    return answer({"trial": shapes.trial(await _queries.trial(service, trial_id, summarize=summary))})
 
 
 @routes.trial.post("/trials/{trial_id}/progress")
 async def progress(trial_id: TrialId, body: AnyProgress, service: TheService, caller: TheCaller) -> Response:
     """Note how far the trial is."""
     told = body if isinstance(body, Progress) else Progress(progress=body)
-    await service.progress(trial_id, told.progress, is_raw=told.is_raw, allocation_id=caller.allocation_id)
+    await _operations.progress(service, trial_id, told.progress, is_raw=told.is_raw, allocation_id=caller.allocation_id)
     return done()
 
 
 @routes.trial.post("/trials/{trial_id}/runner/metadata")
 async def set_status(trial_id: TrialId, body: StatusRequest, service: TheService, caller: TheCaller) -> Response:
     """Note what the trial does."""
-    await service.set_status(trial_id, body.state, allocation_id=caller.allocation_id)
+    await _reports.set_status(service, trial_id, body.state, allocation_id=caller.allocation_id)
     return done()
 
 
 @routes.trial.post("/runs/{trial_id}/metadata")
 async def set_metadata(trial_id: TrialId, body: MetadataRequest, service: TheService, caller: TheCaller) -> Response:
     """Replace a run's metadata."""
-    now = await service.set_metadata(trial_id, body.metadata, allocation_id=caller.allocation_id)
+    now = await _reports.set_metadata(service, trial_id, body.metadata, allocation_id=caller.allocation_id)
     return answer({"metadata": now})
 
 
 @routes.trial.get("/runs/{trial_id}/metadata")
 async def get_metadata(trial_id: TrialId, service: TheService) -> Response:
     """A run's metadata; empty if nothing was set."""
-    return answer({"metadata": await service.get_metadata(trial_id)})
+    return answer({"metadata": await _reports.get_metadata(service, trial_id)})
 
 
 @routes.trial.post("/trials/{trial_id}/early_exit")
 async def early_exit(trial_id: TrialId, body: EarlyExitRequest, service: TheService, caller: TheCaller) -> Response:
     """Note that the trial gives up, and why."""
-    await service.early_exit(trial_id, body.reason, allocation_id=caller.allocation_id)
+    await _operations.give_up(service, trial_id, body.reason, allocation_id=caller.allocation_id)
     return done()
 
 
@@ -125,7 +125,7 @@ class CompleteOperationRequest(Body):
 @routes.trial.get("/trials/{trial_id}/searcher/operation")
 async def operation(trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
     """How far the trial is to train; answered at once."""
-    view = await service.operation(trial_id, allocation_id=caller.allocation_id)
+    view = await _operations.current(service, trial_id, allocation_id=caller.allocation_id)
     operation = {"requestId": view["request_id"], "length": str(view["length"])}
     return answer({"op": {"validateAfter": operation}, "completed": view["completed"]})
 
@@ -136,7 +136,7 @@ async def complete_operation(
 ) -> Response:
     """The operation is done. Saying it again changes nothing."""
     metric, length = body.searcher_metric, body.op.length
-    await service.complete_operation(trial_id, length, metric, allocation_id=caller.allocation_id)
+    await _operations.complete(service, trial_id, length, metric, allocation_id=caller.allocation_id)
     return done()
 
 
@@ -179,7 +179,7 @@ async def alert(body: AlertRequest, service: TheService, caller: TheCaller) -> R
     level = body.data.level.removeprefix("LOG_LEVEL_")
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise Invalid(f"body data.level: {body.data.level!r} is none of LOG_LEVEL_DEBUG, _INFO, _WARNING, _ERROR")
-    await service.alert(body.experiment_id, body.trial_id, body.data.title, body.data.description, level)
+    await _reports.alert(service, body.experiment_id, body.trial_id, body.data.title, body.data.description, level)
     return done()
 
 
@@ -188,7 +188,7 @@ async def trial_source_info(body: TrialSourceRequest, service: TheService, calle
     """Note that a trial uses a checkpoint."""
     info = body.trial_source_info
     caller.check(trial_id=info.trial_id)
-    await service.trial_source_info(info.trial_id, info.checkpoint_uuid)
+    await _checkpoints.use(service, info.trial_id, info.checkpoint_uuid)
     return answer({"trialId": info.trial_id, "checkpointUuid": info.checkpoint_uuid})
 
 
@@ -232,7 +232,7 @@ class PatchTrialRequest(Body):
 async def create_trial(body: CreateTrialRequest, service: TheService) -> Response:
     """A new trial of an unmanaged experiment."""
     _check(body)
-    view = await service.create_trial(body.experiment_id, body.hparams)
+    view = await _unmanaged.create_trial(service, body.experiment_id, body.hparams)
     return answer({"trial": shapes.trial(view)})
 
 
@@ -241,8 +241,8 @@ async def put_trial(body: PutTrialRequest, service: TheService) -> Response:
     """The trial of that external id, created if there is none."""
     wanted = body.create_trial_request
     _check(wanted)
-    view = await service.put_trial(
-        wanted.experiment_id, body.external_trial_id, wanted.hparams, start_time=body.start_time
+    view = await _unmanaged.put_trial(
+        service, wanted.experiment_id, body.external_trial_id, wanted.hparams, start_time=body.start_time
     )
     return answer({"trial": shapes.trial(view)})
 
@@ -255,7 +255,7 @@ def _check(body: CreateTrialRequest) -> None:
 @routes.user.post("/trials/{trial_id}/start")
 async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheService) -> Response:
     """Begin another attempt of an unmanaged trial."""
-    view = await service.start_trial(trial_id, resume=body.resume)
+    view = await _unmanaged.start_trial(service, trial_id, resume=body.resume)
     return answer(to_wire(view))
 
 
@@ -263,5 +263,5 @@ async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheSe
 async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService) -> Response:
     """A sign of life of an unmanaged trial, and perhaps its new state."""
     state = None if body.state is None else state_in(body.state)
-    view = await service.patch_trial(trial_id, state=state, end_time=body.end_time)
+    view = await _unmanaged.patch_trial(service, trial_id, state=state, end_time=body.end_time)
     return answer({"trial": shapes.trial(view)})

@@ -1,5 +1,10 @@
-"""The brain of the master: requests and events in, recorded decisions out."""
+"""Decisions of the master: requests and events in, recorded decisions out.
 
-from det_core.master.service._service import Service
+Each topic is a module of functions that take the state of the service. They may be called at any time on the loop that
+it was started on. What they return is in the store already; what they refuse raises a MasterError; a repeat of a
+request that was carried out changes nothing and gets the same answer.
+"""
 
-__all__ = ["Service"]
+from det_core.master.service._state import ServiceState
+
+__all__ = ["ServiceState"]

@@ -8,8 +8,8 @@ from det_core.master._errors import Fenced, Invalid, NotFound, WrongState
 from det_core.master.store import experiments, trials
 
 if TYPE_CHECKING:
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation, LiveExperiment, LiveTrial
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.trials import TrialRow
 
@@ -24,7 +24,12 @@ def no_trial(trial_id: int) -> NotFound:
     return NotFound(f"there is no trial {trial_id}")
 
 
-async def experiment_row(hub: Hub, experiment_id: int) -> ExperimentRow:
+def no_task(task_id: str) -> NotFound:
+    """Return the error for a task that does not exist."""
+    return NotFound(f"there is no task {task_id}")
+
+
+async def experiment_row(hub: ServiceState, experiment_id: int) -> ExperimentRow:
     """An experiment as it is kept.
 
     Raises:
@@ -36,7 +41,7 @@ async def experiment_row(hub: Hub, experiment_id: int) -> ExperimentRow:
     return row
 
 
-async def trial_row(hub: Hub, trial_id: int) -> TrialRow:
+async def trial_row(hub: ServiceState, trial_id: int) -> TrialRow:
     """A trial as it is kept.
 
     Raises:
@@ -48,18 +53,19 @@ async def trial_row(hub: Hub, trial_id: int) -> TrialRow:
     return row
 
 
-async def not_live(hub: Hub, experiment_id: int) -> WrongState:
-    """Why an experiment is not among those that go on.
+async def not_live(hub: ServiceState, experiment_id: int) -> WrongState:
+    """Return the error for an experiment that is not among those that go on.
 
     Raises:
-        NotFound: there is none.
+        NotFound: If it does not exist.
     """
     row = await experiment_row(hub, experiment_id)
-    how = "is unmanaged" if row.unmanaged else f"has ended ({row.state})"
-    return WrongState(f"experiment {experiment_id} {how}")
+    if row.unmanaged:
+        return WrongState(f"experiment {experiment_id} is unmanaged")
+    return WrongState(f"experiment {experiment_id} has ended ({row.state})")
 
 
-async def know_experiment(hub: Hub, experiment_id: int) -> None:
+async def know_experiment(hub: ServiceState, experiment_id: int) -> None:
     """Make sure that an experiment has not ended.
 
     Raises:
@@ -70,7 +76,7 @@ async def know_experiment(hub: Hub, experiment_id: int) -> None:
         raise await not_live(hub, experiment_id)
 
 
-def live_experiment(hub: Hub, experiment_id: int) -> LiveExperiment:
+def live_experiment(hub: ServiceState, experiment_id: int) -> LiveExperiment:
     """An experiment that has not ended; for commands.
 
     Raises:
@@ -82,7 +88,7 @@ def live_experiment(hub: Hub, experiment_id: int) -> LiveExperiment:
     return found
 
 
-def live_trial(hub: Hub, trial_id: int, allocation_id: str | None = None) -> LiveTrial:
+def live_trial(hub: ServiceState, trial_id: int, allocation_id: str | None = None) -> LiveTrial:
     """A trial that has not ended; for commands.
 
     Args:
@@ -114,7 +120,7 @@ def check_run(trial: LiveTrial, trial_run_id: int) -> None:
         raise Fenced(f"trial {trial.id}: run {trial_run_id} is over (the newest is {trial.run_id})")
 
 
-async def know_trial(hub: Hub, trial_id: int) -> None:
+async def know_trial(hub: ServiceState, trial_id: int) -> None:
     """Make sure that there is a trial of that id, ended or not.
 
     Raises:
@@ -124,7 +130,7 @@ async def know_trial(hub: Hub, trial_id: int) -> None:
         await trial_row(hub, trial_id)
 
 
-def live_allocation(hub: Hub, allocation_id: str) -> LiveAllocation:
+def live_allocation(hub: ServiceState, allocation_id: str) -> LiveAllocation:
     """An allocation that has not ended; for commands.
 
     Raises:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from det_core.master.scheduler import Placement
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
 
 
-def begin(hub: Hub, tx: Transaction, placement: Placement) -> None:
+def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
     """Begin the allocation of a trial whose turn it is."""
     trial = hub.live.trials[placement.pending.trial_id]
     slots = placement.pending.slots
@@ -56,7 +56,7 @@ def begin(hub: Hub, tx: Transaction, placement: Placement) -> None:
     tx.then(hub.runner.launch, allocation.id, code)
 
 
-def ask_to_stop(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
+def ask_to_stop(hub: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
     """Have an allocation save and stop; it is killed when its preemption timeout is over. Not ready: killed at once."""
     if allocation.ending:
         return
@@ -70,14 +70,14 @@ def ask_to_stop(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: s
     tx.then(hub.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
 
 
-def _announce(hub: Hub, allocation_id: str) -> None:
+def _announce(hub: ServiceState, allocation_id: str) -> None:
     """Let the processes of an allocation learn of its preemption, which is recorded."""
     allocation = hub.live.allocations.get(allocation_id)
     if allocation is not None:
         allocation.is_preempted = True
 
 
-def kill(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
+def kill(hub: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
     """End an allocation now."""
     if allocation.kill_time is None:
         allocation.kill_time = _clock.now()
@@ -86,7 +86,7 @@ def kill(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> 
     tx.then(hub.runner.kill, allocation.id)
 
 
-def acknowledge(hub: Hub, tx: Transaction, allocation: LiveAllocation) -> None:
+def acknowledge(hub: ServiceState, tx: Transaction, allocation: LiveAllocation) -> None:
     """Note that an allocation is about to exit.
 
     One that has nothing left to do, or was told so, is held to it: what its search wants of it meanwhile is for its

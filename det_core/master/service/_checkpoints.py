@@ -1,37 +1,49 @@
-"""Checkpoints: registered, read, their deletion noted (§5.7)."""
+"""Checkpoints: register, read, and record their deletion (§5.7)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from det_core.config import Experiment
 from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
 from det_core.master.service import _storages
-from det_core.master.store import checkpoints, storages, trials
+from det_core.master.service._access import experiment_row, no_experiment, no_trial
+from det_core.master.store import checkpoints, experiments, series, storages, trials, validations
+from det_core.protocol.records import CheckpointView
 from det_core.storage import check_storage_id
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
+    from det_core.master.store.checkpoints import CheckpointRow
 
 STEPS = "steps_completed"
 
 
 async def register(
-    hub: Hub,
+    hub: ServiceState,
     uuid: str,
     task_id: str,
     *,
-    allocation_id: str | None,
-    storage_id: int | None,
+    allocation_id: str | None = None,
+    storage_id: int | None = None,
     metadata: Mapping[str, Any],
     resources: Mapping[str, int],
-    state: str,
-    report_time: float | None,
+    state: str = "COMPLETED",
+    report_time: float | None = None,
 ) -> None:
-    """Note a checkpoint that is complete in its storage."""
+    """Record a checkpoint that is complete in its storage.
+
+    Raises:
+        Invalid: If the metadata lack ``steps_completed``, or the state is not COMPLETED.
+        NotFound: If the task is not a trial.
+        Fenced: If the allocation has ended.
+        Conflict: If another checkpoint has this ID.
+    """
     if state not in ("COMPLETED", "UNSPECIFIED"):
         raise Invalid(f"checkpoint {uuid}: only COMPLETED ones can be reported, not {state}")
     check(uuid, metadata)
@@ -82,7 +94,7 @@ def check(uuid: str, metadata: Mapping[str, Any]) -> None:
 
 
 async def from_journal(
-    hub: Hub,
+    hub: ServiceState,
     task_id: str,
     allocation_id: str | None,
     body: Mapping[str, Any],
@@ -115,11 +127,57 @@ async def from_journal(
     )
 
 
-async def patch(hub: Hub, found: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
-    """Note what remains of checkpoints."""
+async def page(
+    hub: ServiceState, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
+) -> tuple[list[CheckpointView], int]:
+    """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
+
+    def look(conn: Session) -> tuple[list[CheckpointView], int]:
+        if experiment_id is not None and experiments.get(conn, experiment_id) is None:
+            raise no_experiment(experiment_id)
+        if trial_id is not None and trials.get(conn, trial_id) is None:
+            raise no_trial(trial_id)
+        rows, total = checkpoints.page(conn, limit, offset, experiment_id=experiment_id, trial_id=trial_id)
+        return _show(conn, rows), total
+
+    return await hub.store.read(look)
+
+
+async def get(hub: ServiceState, uuid: str) -> CheckpointView:
+    """Return one checkpoint."""
+
+    def look(conn: Session) -> CheckpointView:
+        row = checkpoints.get(conn, uuid)
+        if row is None:
+            raise no_checkpoint(uuid)
+        return _show(conn, [row])[0]
+
+    return await hub.store.read(look)
+
+
+async def best(hub: ServiceState, experiment_id: int) -> CheckpointView | None:
+    """Return the checkpoint with the best searched metric of those whose files are all there, or None.
+
+    Of equals it is the newest of the earliest trial, as that is the one which stays when the experiment has ended.
+    """
+    experiment = await experiment_row(hub, experiment_id)
+    sign = 1 if Experiment(experiment.config).smaller_is_better else -1
+
+    def look(conn: Session) -> CheckpointView | None:
+        views = _show(conn, checkpoints.of_experiment(conn, experiment_id, states=[checkpoints.COMPLETED]))
+        ranked = [(sign * v.searcher_metric, v.trial_id, v) for v in views if v.searcher_metric is not None]
+        numbers = [entry for entry in ranked if not math.isnan(entry[0])]
+        # min() returns the first of equals, and the newest come first.
+        return min(numbers, key=lambda entry: entry[:2])[2] if numbers else None
+
+    return await hub.store.read(look)
+
+
+async def patch(hub: ServiceState, remaining: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
+    """Record what remains of checkpoints, in pairs of ID and files; one without any files is DELETED."""
 
     def write(conn: Session) -> None:
-        for uuid, resources in found:
+        for uuid, resources in remaining:
             if checkpoints.get(conn, uuid) is None:
                 raise no_checkpoint(uuid)
             if resources is not None:
@@ -133,8 +191,8 @@ def no_checkpoint(uuid: str) -> NotFound:
     return NotFound(f"there is no checkpoint {uuid}")
 
 
-async def set_metadata(hub: Hub, uuid: str, metadata: Mapping[str, Any]) -> None:
-    """Replace a checkpoint's metadata."""
+async def set_metadata(hub: ServiceState, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:
+    """Replace the recorded metadata of a checkpoint and return it."""
 
     def write(conn: Session) -> None:
         if checkpoints.get(conn, uuid) is None:
@@ -142,9 +200,10 @@ async def set_metadata(hub: Hub, uuid: str, metadata: Mapping[str, Any]) -> None
         checkpoints.set_metadata(conn, uuid, metadata)
 
     await hub.store.write(write)
+    return await get(hub, uuid)
 
 
-async def use(hub: Hub, trial_id: int, uuid: str) -> None:
+async def use(hub: ServiceState, trial_id: int, uuid: str) -> None:
     """Accept that a trial uses a checkpoint, if both exist; stock clients report it, and nothing reads it.
 
     Raises:
@@ -153,8 +212,54 @@ async def use(hub: Hub, trial_id: int, uuid: str) -> None:
 
     def check(conn: Session) -> None:
         if trials.get(conn, trial_id) is None:
-            raise NotFound(f"there is no trial {trial_id}")
+            raise no_trial(trial_id)
         if checkpoints.get(conn, uuid) is None:
             raise no_checkpoint(uuid)
 
     await hub.store.read(check)
+
+
+def _show(conn: Session, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
+    owners = {number: trials.get(conn, number) for number in {row.trial_id for row in rows}}
+    specs = {number: experiments.get(conn, number) for number in {row.experiment_id for row in rows}}
+    views = []
+    for row in rows:
+        owner = owners[row.trial_id]
+        spec = specs[row.experiment_id]
+        assert owner is not None and spec is not None
+        views.append(_show_one(conn, row, owner.hparams, spec.config))
+    return views
+
+
+def _show_one(conn: Session, row: CheckpointRow, hparams: dict[str, Any], config: dict[str, Any]) -> CheckpointView:
+    validation = _at(conn, row, "validation")
+    return CheckpointView(
+        uuid=row.uuid,
+        task_id=row.task_id,
+        allocation_id=row.allocation_id,
+        storage_id=row.storage_id,
+        storage=_storages.of_checkpoint(conn, row),
+        state=row.state,
+        metadata=row.metadata,
+        resources=row.resources,
+        size=row.size,
+        steps_completed=row.steps_completed,
+        report_time=row.report_time,
+        trial_id=row.trial_id,
+        experiment_id=row.experiment_id,
+        experiment_config=config,
+        hparams=hparams,
+        searcher_metric=validations.number(validation, Experiment(config).metric),
+        training_metrics=_at(conn, row, "training"),
+        validation_metrics=validation,
+    )
+
+
+def _at(conn: Session, row: CheckpointRow, group: str) -> dict[str, Any]:
+    """Return the metrics that a checkpoint's trial has reported for its step."""
+    step = row.steps_completed
+    before = series.Cursor(step, -1, -1, -1, -1)
+    found = series.read(conn, row.trial_id, group, after=before, limit=1)
+    if found and found[0].steps_completed == step:
+        return found[0].metrics
+    return {}

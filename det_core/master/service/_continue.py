@@ -17,7 +17,7 @@ from det_core.search import Exited, Shutdown
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.trials import TrialRow
     from det_core.protocol.records import ExperimentView
@@ -27,7 +27,7 @@ ENDED = (State.COMPLETED, State.CANCELED, State.ERROR)
 """States of an experiment that can be continued."""
 
 
-async def continue_experiment(hub: Hub, experiment_id: int, override: str | None = None) -> ExperimentView:
+async def continue_experiment(hub: ServiceState, experiment_id: int, override: str | None = None) -> ExperimentView:
     """Continue an ended experiment and return it.
 
     Args:

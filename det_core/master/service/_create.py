@@ -21,7 +21,9 @@ from det_core.errors import DetCoreError
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, read_archived, unpack_archive
 from det_core.master.scheduler import State
+from det_core.master.service import _queries, _show_experiments
 from det_core.master.service._live import LiveExperiment
+from det_core.master.service._views import CreatedView
 from det_core.master.store import checkpoints, contexts, experiments, trials
 from det_core.search import Search, Started, create_search
 
@@ -29,7 +31,88 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
+
+
+async def create_experiment(
+    hub: ServiceState,
+    config: str | Mapping[str, Any],
+    context: bytes | None = None,
+    *,
+    activate: bool = True,
+    validate_only: bool = False,
+    unmanaged: bool = False,
+    parent_id: int | None = None,
+    external_id: str | None = None,
+    overrides: Sequence[str] = (),
+) -> CreatedView:
+    """Create an experiment.
+
+    Args:
+        hub: Parts of the service.
+        config: Configuration, as text (YAML or JSON) or parsed.
+        context: Packed context directory (tar, gzip). Defaults to an empty one.
+        activate: Whether it starts at once; else it is PAUSED.
+        validate_only: Whether to check only that it could be created.
+        unmanaged: Whether others run its trials (§9).
+        parent_id: Experiment that it is derived from.
+        external_id: ID chosen by the caller.
+        overrides: Changes of the configuration, as ``a.b=v``.
+
+    Raises:
+        Invalid: If the configuration has errors, all listed in ``errors``, or the archive is unusable.
+        NotFound: If the parent, or the trial or checkpoint of a warm start, does not exist.
+        Conflict: If another experiment has this external ID.
+    """
+    drafted = await draft(hub, config, context, overrides, unmanaged=unmanaged, keep=not validate_only)
+    warnings = list(drafted.spec.warnings)
+    if validate_only:
+        return CreatedView(experiment=_show_experiments.drafted(drafted.spec), warnings=warnings)
+    number = await record(hub, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
+    return CreatedView(experiment=await _queries.experiment(hub, number), warnings=warnings)
+
+
+async def put_experiment(
+    hub: ServiceState,
+    external_id: str,
+    config: str | Mapping[str, Any],
+    *,
+    unmanaged: bool = True,
+    start_time: float | None = None,
+) -> CreatedView:
+    """Return the experiment with an external ID, created if it does not exist.
+
+    Args:
+        hub: Parts of the service.
+        external_id: ID chosen by the caller.
+        config: Configuration of a new one.
+        unmanaged: Whether others run the trials of a new one.
+        start_time: When the training of an unmanaged one began, if that was before now.
+
+    Raises:
+        Invalid: If the configuration has errors.
+        Conflict: If the experiment was deleted.
+    """
+    made = await _get_or_create(hub, external_id, config, unmanaged)
+    if start_time is None or not made["experiment"].unmanaged:
+        return made
+    number = made["experiment"].id
+    await hub.store.write(lambda conn: experiments.change(conn, number, start_time=start_time))
+    return CreatedView(experiment=await _queries.experiment(hub, number), warnings=made["warnings"])
+
+
+async def _get_or_create(
+    hub: ServiceState, external_id: str, config: str | Mapping[str, Any], unmanaged: bool
+) -> CreatedView:
+    row = await hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+    if row is None:
+        try:
+            return await create_experiment(hub, config, unmanaged=unmanaged, external_id=external_id)
+        except Conflict:  # another request has just created it
+            row = await hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+    if row is None or row.state == "DELETED":
+        raise Conflict(f"the experiment of the external id {external_id!r} was deleted; choose another one")
+    return CreatedView(experiment=await _queries.experiment(hub, row.id), warnings=list(row.warnings))
 
 
 @dataclass(frozen=True)
@@ -51,7 +134,9 @@ class Draft:
     warm_start: str | None
 
 
-def read_config(hub: Hub, config: str | Mapping[str, Any], overrides: Sequence[str], *, unmanaged: bool) -> Experiment:
+def read_config(
+    hub: ServiceState, config: str | Mapping[str, Any], overrides: Sequence[str], *, unmanaged: bool
+) -> Experiment:
     """A configuration, complete.
 
     Raises:
@@ -82,7 +167,7 @@ def read_config(hub: Hub, config: str | Mapping[str, Any], overrides: Sequence[s
 
 
 async def draft(
-    hub: Hub,
+    hub: ServiceState,
     config: str | Mapping[str, Any],
     context: bytes | None,
     overrides: Sequence[str],
@@ -119,7 +204,7 @@ def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes |
     if found is None:
         module, _, name = str(spec.entrypoint).rpartition(".")
         if name.isidentifier() and f"{module.replace('.', '/')}.py" in files and name != "py":
-            raise Invalid(f"entrypoint: {spec.entrypoint} is no command; a trial class is written {module}:{name}")
+            raise Invalid(f"entrypoint: {spec.entrypoint} is not a command; a trial class is written {module}:{name}")
         return
     module, name = found
     paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
@@ -140,8 +225,10 @@ def _missing_scripts(spec: Experiment, files: frozenset[str]) -> list[str]:
 
 
 def _no_such_file(files: frozenset[str]) -> str:
-    hint = "" if files else ", which is empty; name the folder with it: det-core experiment create CONFIG DIR"
-    return f"there is no such file in the context directory{hint}"
+    message = "there is no such file in the context directory"
+    if not files:
+        message += ", which is empty; name the folder with it: det-core experiment create CONFIG DIR"
+    return message
 
 
 def _text(config: str | Mapping[str, Any]) -> str:
@@ -152,7 +239,7 @@ def _text(config: str | Mapping[str, Any]) -> str:
     return json.dumps(config, indent=2)
 
 
-async def make_search(hub: Hub, spec: Experiment, digest: str | None, context: bytes | None = None) -> Search:
+async def make_search(hub: ServiceState, spec: Experiment, digest: str | None, context: bytes | None = None) -> Search:
     """The search of a configuration, before its first event.
 
     Raises:
@@ -165,7 +252,9 @@ async def make_search(hub: Hub, spec: Experiment, digest: str | None, context: b
         raise Invalid(f"searcher: {e}") from None
 
 
-async def search_folder(hub: Hub, spec: Experiment, digest: str | None, context: bytes | None = None) -> str | None:
+async def search_folder(
+    hub: ServiceState, spec: Experiment, digest: str | None, context: bytes | None = None
+) -> str | None:
     """Where the module of a user's search method is: the context directory, unpacked."""
     if not spec.searcher.get("class") or (digest is None and context is None):
         return None
@@ -208,11 +297,13 @@ def _check_warm_start(conn: Session, uuid: str | None) -> None:
         raise Invalid(f"checkpoint {uuid}, which trials are to start from, was deleted")
 
 
-async def create(hub: Hub, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None) -> int:
-    """Record a drafted experiment, and begin its search; returns its id.
+async def record(
+    hub: ServiceState, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None
+) -> int:
+    """Record a drafted experiment and begin its search; return its ID.
 
     Raises:
-        Conflict: an experiment of that external id stands.
+        Conflict: If another experiment has this external ID.
         NotFound: If the parent does not exist.
     """
 
@@ -229,9 +320,16 @@ async def create(hub: Hub, drafted: Draft, *, activate: bool, parent_id: int | N
 
 
 def _record(
-    hub: Hub, tx: Transaction, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None
+    hub: ServiceState,
+    tx: Transaction,
+    drafted: Draft,
+    *,
+    activate: bool,
+    parent_id: int | None,
+    external_id: str | None,
 ) -> int:
-    spec, unmanaged = drafted.spec, drafted.search is None
+    spec = drafted.spec
+    unmanaged = drafted.search is None
     experiment_id = hub.live.new_experiment_id()
     state = State.ACTIVE if activate else State.PAUSED
     priority = hub.settings.default_priority if spec.priority is None else spec.priority

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment
+    from det_core.master.service._state import ServiceState
 
 
-def stop(hub: Hub, tx: Transaction, experiment: LiveExperiment, state: State, why: str) -> None:
+def stop(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, state: State, why: str) -> None:
     """Have an experiment end: all its trials stop, and it is over when the last one is.
 
     Args:
@@ -36,7 +36,7 @@ def stop(hub: Hub, tx: Transaction, experiment: LiveExperiment, state: State, wh
     hub.live.touch(experiment)
 
 
-def fail(hub: Hub, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
+def fail(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
     """Have an experiment end by an error."""
     experiment.error = error
     stop(hub, tx, experiment, State.STOPPING_ERROR, error)
@@ -49,7 +49,7 @@ def _write(conn: Session, experiment_id: int, state: State, progress: float, err
     experiments.change(conn, experiment_id, state=state.value, progress=progress, error=error, end_time=_clock.now())
 
 
-def finish(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
+def finish(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
     """Note that an experiment has ended, if it has: it leaves, and its checkpoints are looked through."""
     if experiment.trials or experiment.id not in hub.live.experiments:
         return

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from det_core.master.engines import ExitReport
     from det_core.master.scheduler import Next
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation, LiveTrial
+    from det_core.master.service._state import ServiceState
     from det_core.search import ExitReason
 
 ENDED = "ENDED"
@@ -26,7 +26,7 @@ def log_mark(allocation_id: str) -> str:
     return f"log mark of {allocation_id}"
 
 
-def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport, *, saved: bool = False) -> None:
+def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitReport, *, saved: bool = False) -> None:
     """Take the end of an allocation into account. One that is known to have ended changes nothing.
 
     Args:
@@ -72,7 +72,7 @@ def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport, *, 
     hub.live.touch(trial.experiment)
 
 
-def _follow(hub: Hub, tx: Transaction, trial: LiveTrial, after: Next, error: str | None) -> None:
+def _follow(hub: ServiceState, tx: Transaction, trial: LiveTrial, after: Next, error: str | None) -> None:
     """Do with a trial what was decided."""
     counted = after.restarts != trial.restarts
     trial.restarts = after.restarts

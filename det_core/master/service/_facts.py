@@ -19,15 +19,17 @@ from det_core.search import Validated
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
+    from det_core.master.service._state import ServiceState
 
 LOG = logging.getLogger("det_core")
-Act = Callable[["Hub", "Transaction", "LiveTrial"], None]
+Act = Callable[["ServiceState", "Transaction", "LiveTrial"], None]
 """Effect of a record on a trial that goes on."""
 
 
-async def steer(hub: Hub, trial_id: int, whose: str, records: Sequence[Mapping[str, Any]], *, last_will: bool) -> None:
+async def steer(
+    hub: ServiceState, trial_id: int, whose: str, records: Sequence[Mapping[str, Any]], *, last_will: bool
+) -> None:
     """Act on records of a trial that goes on, in their order.
 
     Args:
@@ -49,7 +51,7 @@ async def steer(hub: Hub, trial_id: int, whose: str, records: Sequence[Mapping[s
             LOG.warning("trial %d, %s: ignoring record %r in its journal: %r", trial_id, whose, record["kind"], e)
 
 
-async def _follow(hub: Hub, trial: LiveTrial, record: Mapping[str, Any]) -> None:
+async def _follow(hub: ServiceState, trial: LiveTrial, record: Mapping[str, Any]) -> None:
     if record["kind"] == "checkpoint":
         allocation_id = None if trial.allocation is None else trial.allocation.id
         await _checkpoints.from_journal(hub, trial.task_id, allocation_id, record["body"], record["time"])
@@ -84,7 +86,7 @@ def goes_by_validations(trial: LiveTrial) -> bool:
     return spec.time_metric is not None or bool(spec.searcher.get("class"))
 
 
-async def catch_up(hub: Hub, trial: LiveTrial) -> None:
+async def catch_up(hub: ServiceState, trial: LiveTrial) -> None:
     """Tell a search the validations of its trial that are kept, and that it has not seen."""
     metric = trial.experiment.spec.metric
     found = await hub.store.read(lambda conn: validations.of_trial(conn, trial.id, metric))
@@ -96,7 +98,7 @@ async def catch_up(hub: Hub, trial: LiveTrial) -> None:
         await steer(hub, trial.id, f"run {trial.run_id}", records, last_will=False)
 
 
-def _act(hub: Hub, tx: Transaction, trial_id: int, act: Act) -> None:
+def _act(hub: ServiceState, tx: Transaction, trial_id: int, act: Act) -> None:
     trial = hub.live.trials.get(trial_id)
     if trial is not None:
         act(hub, tx, trial)
@@ -111,7 +113,9 @@ def _read_act(record: Mapping[str, Any]) -> Act:
     return _READERS[record["kind"]](record["body"])
 
 
-def validated(hub: Hub, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any], steps: int | None) -> None:
+def validated(
+    hub: ServiceState, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any], steps: int | None
+) -> None:
     """Tell a search a validation of its trial, each step once."""
     spec = trial.experiment.spec
     if not goes_by_validations(trial):
@@ -145,7 +149,7 @@ def _operation(body: Mapping[str, Any]) -> Act:
 def _acknowledged(body: Mapping[str, Any]) -> Act:
     acknowledged = body.get("acknowledged", True)
 
-    def act(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+    def act(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
         if trial.allocation is not None and acknowledged:
             _allocations.acknowledge(hub, tx, trial.allocation)
 
@@ -155,7 +159,7 @@ def _acknowledged(body: Mapping[str, Any]) -> Act:
 def _out_of_operations(body: Mapping[str, Any]) -> Act:
     acknowledge = _acknowledged(body)
 
-    def act(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+    def act(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
         if trial.allocation is not None:
             trial.allocation.idle = True  # it was told so, or it would not have said this
         acknowledge(hub, tx, trial)

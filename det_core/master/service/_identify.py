@@ -8,13 +8,13 @@ from det_core.master.service._views import TokenView
 from det_core.master.store import tokens
 
 if TYPE_CHECKING:
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
 
 MOST = 1000
 """Identities after which those of allocations that have ended are forgotten."""
 
 
-async def identify(hub: Hub, token: str) -> TokenView | None:
+async def identify(hub: ServiceState, token: str) -> TokenView | None:
     """Whom a token belongs to; None if it is none, or its allocation has ended.
 
     What is kept counts only as long as the allocation is among those that live: its token is revoked at its end.

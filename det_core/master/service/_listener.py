@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.engines import Claim, LogLine
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
 
 
 class Ear:
@@ -23,7 +23,7 @@ class Ear:
         hub: the service's parts.
     """
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: ServiceState) -> None:
         self._hub = hub
 
     async def logs(self, allocation_id: str, lines: Sequence[LogLine], mark: str) -> None:

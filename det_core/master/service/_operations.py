@@ -19,15 +19,22 @@ from det_core.search import Completed, Progress
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.trials import TrialRow
 
 REASONS = {"INVALID_HP": "INVALID_HP", "INIT_INVALID_HP": "INVALID_HP", "USER_REQUESTED_STOP": "USER_REQUESTED_STOP"}
 
 
-async def current(hub: Hub, trial_id: int, allocation_id: str | None) -> OperationView:
-    """What the trial is to train now."""
+async def current(hub: ServiceState, trial_id: int, *, allocation_id: str | None = None) -> OperationView:
+    """Return the operation that a trial is to train now.
+
+    ``allocation_id`` here and below: the one whose token was shown.
+
+    Raises:
+        NotFound: If it has none yet, or its experiment goes without.
+        Fenced: If the allocation has ended.
+    """
     await know_trial(hub, trial_id)
 
     def look(tx: Transaction) -> OperationView:
@@ -41,8 +48,16 @@ async def current(hub: Hub, trial_id: int, allocation_id: str | None) -> Operati
     return await hub.actor.do(look)
 
 
-async def complete(hub: Hub, trial_id: int, length: int, metric: Any, allocation_id: str | None) -> None:
-    """A trial has trained its operation."""
+async def complete(
+    hub: ServiceState, trial_id: int, length: int, metric: Any, *, allocation_id: str | None = None
+) -> None:
+    """Record that a trial has trained its operation.
+
+    Raises:
+        Invalid: If the metric is not a number.
+        Conflict: If this is not its current operation, or it was completed with another metric.
+        Fenced: If the allocation has ended.
+    """
     await know_trial(hub, trial_id)
     value = as_number(metric)
     if value is None:
@@ -50,14 +65,15 @@ async def complete(hub: Hub, trial_id: int, length: int, metric: Any, allocation
     await hub.actor.do(lambda tx: completed(hub, tx, live_trial(hub, trial_id, allocation_id), length, value))
 
 
-def completed(hub: Hub, tx: Transaction, trial: LiveTrial, length: int, metric: float) -> None:
+def completed(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int, metric: float) -> None:
     """Note that a trial's operation is done, and let its search decide. A repeat changes nothing.
 
     Raises:
         Conflict: it is not the current operation; or it was completed with another metric.
     """
     if trial.length == length and not trial.completed:
-        trial.completed, trial.done[length] = True, metric
+        trial.completed = True
+        trial.done[length] = metric
         tx.write(operations.complete, trial.id, length, metric)
         tx.publish(("trial", trial.id))
         if not trial.reopened:
@@ -78,13 +94,26 @@ def completed(hub: Hub, tx: Transaction, trial: LiveTrial, length: int, metric: 
 
 
 def as_number(value: Any) -> float | None:
-    """A number as a float, also one that is spelled as §2.1 says; None for anything else."""
-    found = str_to_nonfinite(value)
-    return float(found) if is_number(found) else None
+    """Return a number as a float, also one that is spelled as §2.1 says; None for anything else."""
+    number = str_to_nonfinite(value)
+    return float(number) if is_number(number) else None
 
 
-async def progress(hub: Hub, trial_id: int, value: float, is_raw: bool, allocation_id: str | None) -> None:
-    """Note how far a trial is: of a managed one that runs, or of an unmanaged one that has not ended."""
+async def progress(
+    hub: ServiceState, trial_id: int, value: float, *, is_raw: bool = False, allocation_id: str | None = None
+) -> None:
+    """Record the progress of a managed trial that runs, or of an unmanaged one that has not ended.
+
+    Args:
+        hub: Parts of the service.
+        trial_id: Trial.
+        value: Units trained.
+        is_raw: Whether ``value`` is a fraction.
+        allocation_id: Allocation whose token was shown.
+
+    Raises:
+        Fenced: If the trial or the allocation has ended.
+    """
     if not math.isfinite(value) or value < 0:
         value = 0.0
     if trial_id not in hub.live.trials:
@@ -95,19 +124,23 @@ async def progress(hub: Hub, trial_id: int, value: float, is_raw: bool, allocati
     await hub.actor.do(lambda tx: progressed(tx, live_trial(hub, trial_id, allocation_id), value, is_raw=is_raw))
 
 
-async def _progress_of_unmanaged(hub: Hub, row: TrialRow, value: float, is_raw: bool) -> None:
+async def _progress_of_unmanaged(hub: ServiceState, row: TrialRow, value: float, is_raw: bool) -> None:
     whole = longest(Experiment((await experiment_row(hub, row.experiment_id)).config))
     if not is_raw:
-        value = value / whole if whole else 0.0
+        value = _fraction(value, whole)
     await hub.store.write(lambda conn: trials.change(conn, row.id, progress=min(value, 1.0)))
     hub.subscriptions.publish(("trial", row.id))
 
 
 def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool) -> None:
-    """Note how far a trial is: the units that it has trained, or (raw) the fraction of all that it is to train."""
+    """Record the progress of a trial: units trained, or with ``is_raw`` the fraction of all that it is to train."""
     whole = whole_length(trial)
-    fraction = value if is_raw else value / whole if whole else 0.0
-    units = value * whole if is_raw and whole else value
+    units = value
+    fraction = value
+    if not is_raw:
+        fraction = _fraction(units, whole)
+    elif whole:
+        units = fraction * whole
     tx.write(trials.change, trial.id, progress=min(max(fraction, 0.0), 1.0))
     tx.publish(("trial", trial.id))
     search = trial.experiment.search
@@ -120,14 +153,25 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
         search.handle(event)  # it decides nothing, so that nothing is recorded
 
 
+def _fraction(units: float, whole: int | None) -> float:
+    return units / whole if whole else 0.0
+
+
 def whole_length(trial: LiveTrial) -> int | None:
-    """How many units a trial may come to train in all."""
+    """Return the units that a trial may come to train in all, None if that is not known."""
     length = longest(trial.experiment.spec)
-    return trial.length if length is None else length
+    if length is None:
+        return trial.length
+    return length
 
 
-async def give_up(hub: Hub, trial_id: int, reason: str, allocation_id: str | None) -> None:
-    """A trial gives up (§13.5)."""
+async def give_up(hub: ServiceState, trial_id: int, reason: str, *, allocation_id: str | None = None) -> None:
+    """Record why a trial gives up (§13.5): INVALID_HP, INIT_INVALID_HP or USER_REQUESTED_STOP.
+
+    Raises:
+        Invalid: If the reason is another one.
+        Fenced: If the trial or the allocation has ended.
+    """
     known = REASONS.get(reason.removeprefix("EXITED_REASON_"))
     if known is None:
         raise Invalid(f"trial {trial_id}: reason is {reason!r}, and must be one of {', '.join(REASONS)}")
@@ -135,7 +179,7 @@ async def give_up(hub: Hub, trial_id: int, reason: str, allocation_id: str | Non
     await hub.actor.do(lambda tx: gave_up(hub, tx, live_trial(hub, trial_id, allocation_id), known))
 
 
-def gave_up(hub: Hub, tx: Transaction, trial: LiveTrial, reason: str) -> None:
+def gave_up(hub: ServiceState, tx: Transaction, trial: LiveTrial, reason: str) -> None:
     """Note that a trial gives up. If it still runs in a while it is killed."""
     if trial.early_exit is not None:
         return
@@ -145,7 +189,7 @@ def gave_up(hub: Hub, tx: Transaction, trial: LiveTrial, reason: str) -> None:
         tx.then(watch_exit, hub, trial.id, trial.allocation.id)
 
 
-def watch_exit(hub: Hub, trial_id: int, allocation_id: str) -> None:
+def watch_exit(hub: ServiceState, trial_id: int, allocation_id: str) -> None:
     """Kill a trial that has given up and does not end."""
 
     def end(tx: Transaction) -> None:

@@ -15,12 +15,12 @@ from det_core.master.store import experiments
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.protocol.records import ExperimentView
 
 
 async def patch_experiment(
-    hub: Hub,
+    hub: ServiceState,
     experiment_id: int,
     *,
     name: str | None = None,

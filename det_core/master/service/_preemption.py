@@ -14,13 +14,13 @@ from det_core.master.store import allocations
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
 
 UNKNOWN_PAUSE = 1.0
 """Seconds that somebody waits for the answer that an allocation does not exist, lest it asks again at once."""
 
 
-async def poll(hub: Hub, allocation_id: str, timeout: float) -> bool:
+async def poll(hub: ServiceState, allocation_id: str, timeout: float) -> bool:
     """Return whether an allocation is to stop, as soon as it is, or after ``timeout`` seconds.
 
     A poll during which the allocation ends returns True, a later one False: stock clients poll in a loop.
@@ -41,7 +41,7 @@ async def poll(hub: Hub, allocation_id: str, timeout: float) -> bool:
     return True
 
 
-async def know_allocation(hub: Hub, allocation_id: str) -> None:
+async def know_allocation(hub: ServiceState, allocation_id: str) -> None:
     """Make sure that there is, or was, such an allocation.
 
     Raises:
@@ -55,7 +55,7 @@ async def know_allocation(hub: Hub, allocation_id: str) -> None:
         raise NotFound(f"there is no allocation {allocation_id}")
 
 
-async def acknowledge(hub: Hub, allocation_id: str) -> None:
+async def acknowledge(hub: ServiceState, allocation_id: str) -> None:
     """Note that the process of an allocation has noticed its preemption and is about to exit."""
     await know_allocation(hub, allocation_id)
 
@@ -65,7 +65,7 @@ async def acknowledge(hub: Hub, allocation_id: str) -> None:
     await hub.actor.do(command)
 
 
-async def pending(hub: Hub, allocation_id: str) -> None:
+async def pending(hub: ServiceState, allocation_id: str) -> None:
     """Have an allocation save and stop because its machine is wanted back; its trial runs again elsewhere."""
     await know_allocation(hub, allocation_id)
 
@@ -75,7 +75,7 @@ async def pending(hub: Hub, allocation_id: str) -> None:
     await hub.actor.do(command)
 
 
-async def rendezvous(hub: Hub, allocation_id: str) -> RendezvousView:
+async def rendezvous(hub: ServiceState, allocation_id: str) -> RendezvousView:
     """Return the addresses of an allocation's containers: one, because the engine runs it on this machine.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What people look up: experiments, trials, metrics."""
+"""Reads of the master, experiments, trials and metrics."""
 
 from __future__ import annotations
 
@@ -13,31 +13,56 @@ from det_core.master._errors import NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _show_experiments, _show_trials
 from det_core.master.service._access import experiment_row, no_experiment, no_trial
+from det_core.master.service._views import MasterView
 from det_core.master.store import experiments, series, trials, validations
 from det_core.protocol.records import ExperimentView, MetricView, TrialView
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.master.store import Store
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.validations import BestTrial
 
 
+def master(hub: ServiceState) -> MasterView:
+    """Return the description of the master."""
+    in_use = {slot for allocation in hub.live.allocations.values() for slot in allocation.slot_ids}
+    return MasterView(
+        cluster_id=hub.settings.cluster_id,
+        cluster_name=hub.settings.cluster_name,
+        version=hub.settings.version,
+        slots=list(hub.engine.pool.slot_ids),
+        slots_in_use=sorted(in_use),
+    )
+
+
 async def find_experiments(
-    hub: Hub,
+    hub: ServiceState,
     *,
-    states: Sequence[str],
-    labels: Sequence[str],
-    name: str | None,
-    archived: bool | None,
-    newest_first: bool,
-    by_start: bool,
-    limit: int | None,
-    offset: int,
+    states: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    name: str | None = None,
+    archived: bool | None = None,
+    newest_first: bool = False,
+    by_start: bool = False,
+    limit: int | None = None,
+    offset: int = 0,
 ) -> tuple[list[ExperimentView], int]:
-    """Return experiments that match each filter given, and how many do without ``limit`` and ``offset``."""
+    """Return experiments that match each filter given, and how many do without ``limit`` and ``offset``.
+
+    Args:
+        hub: Parts of the service.
+        states: Only those in one of these states; none for all.
+        labels: Only those with all of these labels.
+        name: Only those whose name contains this text.
+        archived: Only those that are archived, or only others. Defaults to both.
+        newest_first: Whether to reverse the order.
+        by_start: Whether to sort them by when they started. Defaults to their IDs.
+        limit: Maximum number. Defaults to all.
+        offset: Experiments to skip.
+    """
 
     live = _show_experiments.snapshots(hub)
 
@@ -58,16 +83,16 @@ async def find_experiments(
     return await hub.store.read(look)
 
 
-async def experiment(hub: Hub, experiment_id: int) -> ExperimentView:
-    """One experiment."""
+async def experiment(hub: ServiceState, experiment_id: int) -> ExperimentView:
+    """Return one experiment."""
     row = await experiment_row(hub, experiment_id)
     live = _show_experiments.snapshot(hub, experiment_id)
     (view,) = await hub.store.read(lambda conn: _show_experiments.show(conn, hub, [row], live))
     return view
 
 
-async def wait(hub: Hub, experiment_id: int, timeout: float) -> ExperimentView:
-    """An experiment once it has ended, or when the time is over."""
+async def wait(hub: ServiceState, experiment_id: int, timeout: float) -> ExperimentView:
+    """Return an experiment once it has ended, or as it is after ``timeout`` seconds."""
     until = _clock.monotonic() + timeout
     while True:
         cursor = hub.subscriptions.cursor
@@ -80,7 +105,7 @@ async def wait(hub: Hub, experiment_id: int, timeout: float) -> ExperimentView:
 
 
 async def find_trials(
-    hub: Hub,
+    hub: ServiceState,
     experiment_id: int,
     states: Sequence[str] = (),
     *,
@@ -110,7 +135,7 @@ async def find_trials(
     return await hub.store.read(look)
 
 
-async def trial(hub: Hub, trial_id: int, *, summarize: bool = False) -> TrialView:
+async def trial(hub: ServiceState, trial_id: int, *, summarize: bool = False) -> TrialView:
     """Return one trial; ``summarize``: with the summary of its metrics, for which all its rows are read."""
     live = hub.live.trials.get(trial_id)
     snapshot = None if live is None else _show_trials.snapshot(live)
@@ -123,20 +148,24 @@ async def trial(hub: Hub, trial_id: int, *, summarize: bool = False) -> TrialVie
         if experiment is None:
             raise no_experiment(row.experiment_id)
         view = _show_trials.show_one(conn, experiment, row, snapshot)
-        return replace(view, summary_metrics=series.summaries(conn, trial_id)) if summarize else view
+        if summarize:
+            view = replace(view, summary_metrics=series.summaries(conn, trial_id))
+        return view
 
     if summarize:
         return await hub.store.read_series(look)
     return await hub.store.read(look)
 
 
-async def best_trial(hub: Hub, experiment_id: int) -> TrialView | None:
+async def best_trial(hub: ServiceState, experiment_id: int) -> TrialView | None:
     """Return the trial with the best searched metric, or None."""
     best = await _best(hub, await experiment_row(hub, experiment_id))
-    return None if best is None else await trial(hub, best.trial_id)
+    if best is None:
+        return None
+    return await trial(hub, best.trial_id)
 
 
-async def best_validation(hub: Hub, experiment_id: int) -> float:
+async def best_validation(hub: ServiceState, experiment_id: int) -> float:
     """Return the best value of the searched metric."""
     row = await experiment_row(hub, experiment_id)
     best = await _best(hub, row)
@@ -145,7 +174,7 @@ async def best_validation(hub: Hub, experiment_id: int) -> float:
     return best.value
 
 
-async def _best(hub: Hub, row: ExperimentRow) -> BestTrial | None:
+async def _best(hub: ServiceState, row: ExperimentRow) -> BestTrial | None:
     best = await hub.store.read(lambda conn: _show_experiments.best_of(conn, [row]))
     return best.get(row.id)
 
@@ -158,13 +187,19 @@ class MetricsReader:
     Args:
         store: Store to read.
         trial_ids: Trials.
-        group: Metric group, or None for all.
-        after: ID of the last row to skip.
+        group: Metric group. Defaults to all.
+        after: ID of the last row to skip. Defaults to none.
         archived: Whether to include superseded rows.
     """
 
     def __init__(
-        self, store: Store, trial_ids: Sequence[int], group: str | None, *, after: int, archived: bool
+        self,
+        store: Store,
+        trial_ids: Sequence[int],
+        group: str | None = None,
+        *,
+        after: int = 0,
+        archived: bool = False,
     ) -> None:
         self._store = store
         self._trial_ids = trial_ids

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.allocations import AllocationRow
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.operations import OperationRow
@@ -69,7 +69,7 @@ def _losses(conn: Session, trial_id: int) -> Losses:
     return losses
 
 
-async def reload(hub: Hub) -> None:
+async def reload(hub: ServiceState) -> None:
     """Make the live state anew. What is not in the store has not happened."""
     kept, running, last_experiment, last_trial = await hub.store.read(_read)
     searches = [await _recall_safely(hub, one) for one in kept]
@@ -88,7 +88,7 @@ async def reload(hub: Hub) -> None:
         live.touch(experiment)
 
 
-async def _recall_safely(hub: Hub, kept: Kept) -> Search | str:
+async def _recall_safely(hub: ServiceState, kept: Kept) -> Search | str:
     """A search as it was; or why it cannot be made again: the user's method may be gone, or raise."""
     row = kept.row
     try:
@@ -98,7 +98,7 @@ async def _recall_safely(hub: Hub, kept: Kept) -> Search | str:
         return f"its search cannot be made again from what is kept: {e}"
 
 
-def _experiment(hub: Hub, kept: Kept, search: Search | str) -> LiveExperiment:
+def _experiment(hub: ServiceState, kept: Kept, search: Search | str) -> LiveExperiment:
     row = kept.row
     experiment = LiveExperiment(
         id=row.id,
@@ -119,7 +119,9 @@ def _experiment(hub: Hub, kept: Kept, search: Search | str) -> LiveExperiment:
     return experiment
 
 
-async def recall(hub: Hub, spec: Experiment, context: str | None, events: Sequence[SearcherEventRow]) -> Search:
+async def recall(
+    hub: ServiceState, spec: Experiment, context: str | None, events: Sequence[SearcherEventRow]
+) -> Search:
     """A search as it was: what was decided is applied, from the first event on, and nothing decided anew."""
     search = await _create.make_search(hub, spec, context)
     for row in events:
@@ -154,7 +156,7 @@ def _trial(experiment: LiveExperiment, row: TrialRow, kept: Kept) -> LiveTrial:
     )
 
 
-def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> None:
+def _allocation(hub: ServiceState, row: AllocationRow, before: LiveAllocation | None) -> None:
     trial = hub.live.trials.get(row.trial_id)
     if trial is None:
         return
@@ -186,7 +188,7 @@ def _may_be_idle(trial: LiveTrial) -> bool:
     return trial.operations > 1 or trial.completed
 
 
-async def resume(hub: Hub) -> None:
+async def resume(hub: ServiceState) -> None:
     """Take up what an earlier master did not finish: validations that no search has seen, deletions, deadlines."""
     await hub.actor.refresh()
     for trial in list(hub.live.trials.values()):

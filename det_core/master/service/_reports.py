@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
+from det_core._metadata import validate_metadata
 from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, is_content_error
 from det_core.master.service import _unmanaged
@@ -17,13 +18,13 @@ from det_core.master.service._measured import VALIDATION, is_search
 from det_core.master.store import ingest, logs, trials
 
 if TYPE_CHECKING:
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation
+    from det_core.master.service._state import ServiceState
 
 LOG = logging.getLogger("det_core")
 
 
-async def fence(hub: Hub, trial_id: int, trial_run_id: int) -> None:
+async def fence(hub: ServiceState, trial_id: int, trial_run_id: int) -> None:
     """Make sure that a report comes from the attempt of a trial that runs.
 
     Raises:
@@ -43,24 +44,34 @@ async def fence(hub: Hub, trial_id: int, trial_run_id: int) -> None:
 
 
 async def journal(
-    hub: Hub,
+    hub: ServiceState,
     trial_id: int,
     trial_run_id: int,
     rank: int,
     records: Sequence[Mapping[str, Any]],
-    restart: int,
+    restart: int = 0,
     *,
     last_will: bool = False,
     storage_id: int | None = None,
 ) -> int:
-    """Take records of a journal.
+    """Record what a process has written to its journal, each record once.
 
     Args:
-        hub: where.
-        trial_id, trial_run_id, rank, restart: whose journal it is.
-        records: as they stand in it.
-        last_will: its process is dead, and these are what it left: they count also where it would have asked.
+        hub: Parts of the service.
+        trial_id: Trial.
+        trial_run_id: Run that wrote the records.
+        rank: Rank that wrote them.
+        records: Records as they stand in the journal, in order.
+        restart: Restart in the name of the journal.
+        last_will: Whether the process is dead and left these: they count also where it would have asked.
         storage_id: Number of the storage of checkpoints that an unmanaged trial records.
+
+    Returns:
+        The sequence number to send next.
+
+    Raises:
+        Fenced: If the run is over.
+        Invalid: If a record's content cannot be taken.
     """
     if not last_will:
         await fence(hub, trial_id, trial_run_id)
@@ -81,7 +92,7 @@ async def journal(
 
 
 async def left_behind(
-    hub: Hub, allocation: LiveAllocation, rank: int, records: Sequence[Mapping[str, Any]], restart: int
+    hub: ServiceState, allocation: LiveAllocation, rank: int, records: Sequence[Mapping[str, Any]], restart: int
 ) -> None:
     """Take records that a dead process left in its journal, and pass over those whose content cannot be taken.
 
@@ -106,17 +117,23 @@ async def left_behind(
         await _write_log(hub, allocation.trial.task_id, text)
 
 
-async def report(
-    hub: Hub,
+async def report_metrics(
+    hub: ServiceState,
     trial_id: int,
     trial_run_id: int,
     group: str,
     steps_completed: int | None,
     avg_metrics: Mapping[str, Any],
-    batch_metrics: Sequence[Mapping[str, Any]] | None,
-    report_time: float | None,
+    batch_metrics: Sequence[Mapping[str, Any]] | None = None,
+    report_time: float | None = None,
 ) -> None:
-    """Take one report by the contract's route."""
+    """Record one report (§5.2).
+
+    Raises:
+        Fenced: If the run is over.
+        Invalid: If the group, the step or a metric is unusable.
+        Conflict: If a metric has another value already.
+    """
     await fence(hub, trial_id, trial_run_id)
     try:
         await hub.store.write(
@@ -135,7 +152,7 @@ async def report(
         await steer(hub, trial_id, f"run {trial_run_id}", [record], last_will=False)
 
 
-async def _warn(hub: Hub, trial_id: int, records: Sequence[Mapping[str, Any]]) -> None:
+async def _warn(hub: ServiceState, trial_id: int, records: Sequence[Mapping[str, Any]]) -> None:
     """Say in a trial's log, once for all of its search, that it does not report what the search goes by."""
     trial = hub.live.trials.get(trial_id)
     if trial is None or not is_search(trial.experiment.spec):
@@ -146,29 +163,59 @@ async def _warn(hub: Hub, trial_id: int, records: Sequence[Mapping[str, Any]]) -
     await _write_log(hub, trial.task_id, warning)
 
 
-async def _write_log(hub: Hub, task_id: str, text: str) -> None:
+async def _write_log(hub: ServiceState, task_id: str, text: str) -> None:
     """Write a warning of the master to a trial's log."""
     line = logs.LogLine(task_id, text + "\n", _clock.now(), level="WARNING", stdtype="stderr", source="master")
     await hub.store.write(lambda conn: logs.append(conn, [line]))
     hub.subscriptions.publish(("log", task_id))
 
 
-async def set_status(hub: Hub, trial_id: int, status: str, allocation_id: str | None) -> None:
-    """Replace what is shown as a trial's doing."""
-    await may_report(hub, trial_id, allocation_id)
+async def set_status(hub: ServiceState, trial_id: int, status: str, *, allocation_id: str | None = None) -> None:
+    """Replace the status line of a trial.
+
+    Raises:
+        NotFound: If the trial does not exist.
+        Fenced: If the allocation whose token was shown has ended.
+    """
+    await _check_reporter(hub, trial_id, allocation_id)
     await hub.store.write(lambda conn: trials.change(conn, trial_id, status=status))
     hub.subscriptions.publish(("trial", trial_id))
 
 
-async def may_report(hub: Hub, trial_id: int, allocation_id: str | None) -> None:
-    """Make sure that there is a trial, and that an allocation that speaks for it has not ended."""
+async def set_metadata(
+    hub: ServiceState, trial_id: int, metadata: Mapping[str, Any], *, allocation_id: str | None = None
+) -> dict[str, Any]:
+    """Replace the metadata of a trial's run and return them (§5.4).
+
+    Raises:
+        NotFound: If the trial does not exist.
+        Fenced: If the allocation whose token was shown has ended.
+        Invalid: If the metadata exceed the limits.
+    """
+    try:
+        checked = validate_metadata(metadata)
+    except (TypeError, ValueError) as e:
+        raise Invalid(str(e)) from None
+    await _check_reporter(hub, trial_id, allocation_id)
+    await hub.store.write(lambda conn: trials.set_metadata(conn, trial_id, checked))
+    return checked
+
+
+async def get_metadata(hub: ServiceState, trial_id: int) -> dict[str, Any]:
+    """Return the metadata of a trial's run; {} if none were set."""
+    await know_trial(hub, trial_id)
+    return await hub.store.read(lambda conn: trials.metadata(conn, trial_id))
+
+
+async def _check_reporter(hub: ServiceState, trial_id: int, allocation_id: str | None) -> None:
+    """Check that a trial exists, and that the allocation that reports for it has not ended."""
     await know_trial(hub, trial_id)
     if allocation_id is not None:
         live_trial(hub, trial_id, allocation_id)
 
 
-async def task_logs(hub: Hub, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Take log lines in the shape of LogView."""
+async def task_logs(hub: ServiceState, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Record log lines, in the shape of LogView without ``id``."""
     kept = [
         logs.LogLine(
             task_id=line["task_id"],
@@ -186,10 +233,14 @@ async def task_logs(hub: Hub, lines: Sequence[Mapping[str, Any]]) -> None:
     hub.subscriptions.publish(*{("log", line.task_id) for line in kept})
 
 
-async def alert(hub: Hub, experiment_id: int, trial_id: int | None, title: str, description: str, level: str) -> None:
+async def alert(
+    hub: ServiceState, experiment_id: int, trial_id: int | None, title: str, description: str, level: str
+) -> None:
     """Write an alert to the log of its trial; to the master's own, where it names none."""
     await experiment_row(hub, experiment_id)
-    text = f"alert: {title}" + (f": {description}" if description else "")
+    text = f"alert: {title}"
+    if description:
+        text += f": {description}"
     if trial_id is None:
         LOG.info("experiment %d: %s", experiment_id, text)
         return

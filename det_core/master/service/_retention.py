@@ -23,7 +23,7 @@ from det_core.storage import Store, event_files_of_experiment, open_store
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.checkpoints import CheckpointRow
 
 LOG = logging.getLogger("det_core")
@@ -37,7 +37,7 @@ DUE = "checkpoints to look through"
 """The key under which it is kept which experiments have ended, and whose checkpoints were not looked through yet."""
 
 
-async def retain(hub: Hub, experiment_id: int) -> None:
+async def retain(hub: ServiceState, experiment_id: int) -> None:
     """Delete the checkpoints of an ended experiment that its configuration does not keep.
 
     People may have removed some from their storage, of which the master is not told. So before any goes, the storages
@@ -60,9 +60,11 @@ async def retain(hub: Hub, experiment_id: int) -> None:
 
 
 def due(conn: Session, *, add: int | None = None, remove: int | None = None) -> list[int]:
-    """The experiments whose checkpoints are still to be looked through, after one was added or removed."""
+    """Return the experiments whose retention is still to be applied, after one was added or removed."""
     before: list[int] = key_values.get(conn, DUE, [])
-    after = sorted(({*before} | ({add} if add else set())) - ({remove} if remove else set()))
+    after = [number for number in before if number not in (add, remove)]
+    if add is not None:
+        after = sorted([*after, add])
     if after != before:
         key_values.put(conn, DUE, after)
     return after
@@ -106,7 +108,7 @@ def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = Non
     return [c for c in found if c.uuid in gone]
 
 
-async def _present(hub: Hub, experiment_id: int) -> set[str]:
+async def _present(hub: ServiceState, experiment_id: int) -> set[str]:
     """Return the uuids of an experiment's checkpoints that their storages have."""
 
     def recorded(conn: Session) -> list[tuple[str, dict[str, Any] | None]]:
@@ -143,7 +145,7 @@ def _sources(conn: Session, *, without: int) -> set[str]:
     return trials.warm_starts(conn, without=without)
 
 
-async def delete(hub: Hub, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
+async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
     """Delete checkpoints, or the files in them that match; it goes on in the background."""
     if not globs or not all(isinstance(g, str) and g for g in globs):
         raise Invalid("checkpointGlobs must be patterns of files, such as **/*")
@@ -160,17 +162,17 @@ async def delete(hub: Hub, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -
     rows = [row for row in await hub.store.read(look) if row.state in THERE]
 
     async def delete_all() -> None:
-        await delete_rows(hub, rows, globs)  # what is gone from its storage already is no error
+        await delete_rows(hub, rows, globs)  # files deleted from the storage already are not an error
 
     hub.runner.keep_running(delete_all, f"deletion of {len(rows)} checkpoint(s)")
 
 
-async def delete_rows(hub: Hub, rows: Sequence[CheckpointRow], globs: Sequence[str]) -> list[str]:
+async def delete_rows(hub: ServiceState, rows: Sequence[CheckpointRow], globs: Sequence[str]) -> list[str]:
     """Delete checkpoints from their storages, and note it of each; returns the uuids of those that would not go."""
     return [row.uuid for row in rows if not await _delete_one(hub, row, globs)]
 
 
-async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> bool:
+async def _delete_one(hub: ServiceState, row: CheckpointRow, globs: Sequence[str]) -> bool:
     config = await hub.store.read(lambda conn: _storages.of_checkpoint(conn, row))
     try:
         async with hub.deletions:
@@ -183,12 +185,12 @@ async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> boo
     return True
 
 
-def _delete(hub: Hub, config: Mapping[str, Any] | None, uuid: str, globs: Sequence[str]) -> dict[str, int]:
+def _delete(hub: ServiceState, config: Mapping[str, Any] | None, uuid: str, globs: Sequence[str]) -> dict[str, int]:
     with _opened(hub, config) as store:
         return store.delete(uuid, tuple(globs))
 
 
-async def _delete_event_files(hub: Hub, experiment_id: int) -> list[str]:
+async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str]:
     """Delete TensorBoard's files from the storages of an experiment's runs; returns what went wrong."""
 
     def remove(config: Mapping[str, Any] | None) -> None:
@@ -208,7 +210,7 @@ async def _delete_event_files(hub: Hub, experiment_id: int) -> list[str]:
 
 
 @contextmanager
-def _opened(hub: Hub, config: Mapping[str, Any] | None) -> Iterator[Store]:
+def _opened(hub: ServiceState, config: Mapping[str, Any] | None) -> Iterator[Store]:
     store = open_store(config, hub.settings.home / "checkpoints")
     try:
         yield store
@@ -216,7 +218,7 @@ def _opened(hub: Hub, config: Mapping[str, Any] | None) -> Iterator[Store]:
         store.close()
 
 
-async def delete_experiment(hub: Hub, experiment_id: int) -> None:
+async def delete_experiment(hub: ServiceState, experiment_id: int) -> None:
     """Delete an ended experiment; its checkpoints and reports go in the background.
 
     Raises:
@@ -248,7 +250,7 @@ def _begin_deletion(conn: Session, experiment_id: int) -> bool:
     return True
 
 
-async def erase(hub: Hub, experiment_id: int) -> None:
+async def erase(hub: ServiceState, experiment_id: int) -> None:
     """Delete what belongs to an experiment in state DELETING."""
     rows = await hub.store.read(lambda conn: checkpoints.of_experiment(conn, experiment_id, states=THERE))
     failed = await delete_rows(hub, rows, WHOLE)

@@ -15,7 +15,7 @@ from det_core.master.service import _exits, _retention, _tickets, _unrecorded
 from det_core.master.store import checkpoints
 
 if TYPE_CHECKING:
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
 
 LOG = logging.getLogger("det_core")
 RETRY_INTERVAL = 1.0
@@ -28,7 +28,7 @@ class Runner:
         hub: the service's parts.
     """
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: ServiceState) -> None:
         self._hub = hub
         self._tried: set[str] = set()
         self._last: dict[str, asyncio.Task[None]] = {}

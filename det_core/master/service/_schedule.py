@@ -9,11 +9,11 @@ from det_core.master.service import _allocations, _trials
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation
+    from det_core.master.service._state import ServiceState
 
 
-def schedule(hub: Hub, tx: Transaction) -> None:
+def schedule(hub: ServiceState, tx: Transaction) -> None:
     """Start the allocations whose turn it is, and ask those to stop that hold up a higher priority."""
     live = hub.live
     if not live.queue:
@@ -27,7 +27,7 @@ def schedule(hub: Hub, tx: Transaction) -> None:
         _allocations.ask_to_stop(hub, tx, live.allocations[victim.allocation_id], "one of a higher priority waits")
 
 
-def reprioritise(hub: Hub, experiment_id: int) -> None:
+def reprioritise(hub: ServiceState, experiment_id: int) -> None:
     """Queue the waiting trials of an experiment anew, under its changed priority."""
     for trial in list(hub.live.queue.values()):
         if trial.experiment.id == experiment_id:

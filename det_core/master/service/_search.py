@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment, LiveTrial
+    from det_core.master.service._state import ServiceState
     from det_core.search import Action, Event
 
 LOG = logging.getLogger("det_core")
 
 
-def settle(hub: Hub, tx: Transaction) -> None:
+def settle(hub: ServiceState, tx: Transaction) -> None:
     """Tell the searches all that has happened, and carry out what they decide, until nothing follows."""
     while hub.live.touched:
         experiment = hub.live.touched.pop(min(hub.live.touched))
@@ -34,7 +34,7 @@ def settle(hub: Hub, tx: Transaction) -> None:
         _ending.finish(hub, tx, experiment)
 
 
-def _tell(hub: Hub, tx: Transaction, experiment: LiveExperiment, event: Event) -> None:
+def _tell(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, event: Event) -> None:
     """Tell a search one event. What it decides is carried out, and recorded with the event."""
     assert experiment.search is not None
     try:
@@ -49,13 +49,15 @@ def _tell(hub: Hub, tx: Transaction, experiment: LiveExperiment, event: Event) -
         _carry_out(hub, tx, experiment, action)
 
 
-def record(hub: Hub, tx: Transaction, experiment: LiveExperiment, event: Event, actions: Sequence[Action]) -> None:
+def record(
+    hub: ServiceState, tx: Transaction, experiment: LiveExperiment, event: Event, actions: Sequence[Action]
+) -> None:
     """Keep an event with the decisions taken: they are all that a search is recovered from."""
     experiment.events += 1
     tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
 
 
-def _carry_out(hub: Hub, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:
+def _carry_out(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:
     if isinstance(action, Create):
         if action.request_id not in experiment.known:
             _trials.create(hub, tx, experiment, action.request_id, action.hparams, action.seed)

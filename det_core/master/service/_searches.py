@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from det_core.config import Experiment
 from det_core.master._errors import WrongState
-from det_core.master.service._access import experiment_row
+from det_core.master.service._access import experiment_row, no_task
 from det_core.master.service._recovery import recall
 from det_core.master.service._views import SearchView
 from det_core.master.store import contexts, searcher_events, trials
@@ -14,12 +14,12 @@ from det_core.master.store import contexts, searcher_events, trials
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.searcher_events import SearcherEventRow
 
 
-async def state(hub: Hub, experiment_id: int) -> SearchView:
-    """Where a search stands; that of an ended experiment is made again from what was recorded."""
+async def state(hub: ServiceState, experiment_id: int) -> SearchView:
+    """Return the state of a search; that of an ended experiment is replayed from its record."""
     row = await experiment_row(hub, experiment_id)
     if row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
@@ -49,10 +49,18 @@ async def state(hub: Hub, experiment_id: int) -> SearchView:
     )
 
 
-async def context(hub: Hub, experiment_id: int) -> bytes:
-    """The context directory as it was packed; empty if there was none."""
+async def context(hub: ServiceState, experiment_id: int) -> bytes:
+    """Return the context directory of an experiment as it was packed; empty if there was none."""
     row = await experiment_row(hub, experiment_id)
     if row.context is None:
         return b""
     digest = row.context
     return await hub.store.read(lambda conn: contexts.get(conn, digest)) or b""
+
+
+async def task_context(hub: ServiceState, task_id: str) -> bytes:
+    """Return the context directory of a task's experiment as it was packed."""
+    row = await hub.store.read(lambda conn: trials.by_task_id(conn, task_id))
+    if row is None:
+        raise no_task(task_id)
+    return await context(hub, row.experiment_id)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.validations import BestTrial
 
@@ -41,12 +41,12 @@ class Snapshot:
     remarks: tuple[str, ...]
 
 
-def snapshots(hub: Hub) -> dict[int, Snapshot]:
+def snapshots(hub: ServiceState) -> dict[int, Snapshot]:
     """Return snapshots of the experiments that have not ended. Call it on the loop."""
     return {number: _snapshot(experiment) for number, experiment in hub.live.experiments.items()}
 
 
-def snapshot(hub: Hub, experiment_id: int) -> dict[int, Snapshot]:
+def snapshot(hub: ServiceState, experiment_id: int) -> dict[int, Snapshot]:
     """Return a snapshot of one experiment; none if it has ended. Call it on the loop."""
     live = hub.live.experiments.get(experiment_id)
     return {} if live is None else {experiment_id: _snapshot(live)}
@@ -62,7 +62,9 @@ def _snapshot(experiment: LiveExperiment) -> Snapshot:
     )
 
 
-def show(conn: Session, hub: Hub, rows: Sequence[ExperimentRow], live: Mapping[int, Snapshot]) -> list[ExperimentView]:
+def show(
+    conn: Session, hub: ServiceState, rows: Sequence[ExperimentRow], live: Mapping[int, Snapshot]
+) -> list[ExperimentView]:
     """Return experiments as they are shown."""
     counts = experiments.trial_counts(conn, [row.id for row in rows])
     best = best_of(conn, rows)
@@ -72,7 +74,7 @@ def show(conn: Session, hub: Hub, rows: Sequence[ExperimentRow], live: Mapping[i
     ]
 
 
-def _remarks(conn: Session, hub: Hub, row: ExperimentRow, live: Snapshot | None) -> list[str]:
+def _remarks(conn: Session, hub: ServiceState, row: ExperimentRow, live: Snapshot | None) -> list[str]:
     """Return what there is to say of an experiment; of one that has ended it is found out once."""
     if live is not None:
         return list(live.remarks)

@@ -12,11 +12,11 @@ from det_core.master.store import experiments
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment
+    from det_core.master.service._state import ServiceState
 
 
-async def pause(hub: Hub, experiment_id: int) -> None:
+async def pause(hub: ServiceState, experiment_id: int) -> None:
     """Have all trials of an experiment save and stop until :func:`activate`.
 
     Raises:
@@ -27,7 +27,7 @@ async def pause(hub: Hub, experiment_id: int) -> None:
     await hub.actor.do(lambda tx: _pause(hub, tx, live_experiment(hub, experiment_id)))
 
 
-def _pause(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
+def _pause(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
     if _stays(experiment, State.PAUSED):
         return
     _set(tx, experiment, State.PAUSED)
@@ -39,7 +39,7 @@ def _pause(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
                 _allocations.ask_to_stop(hub, tx, trial.allocation, "its experiment was paused")
 
 
-async def activate(hub: Hub, experiment_id: int) -> None:
+async def activate(hub: ServiceState, experiment_id: int) -> None:
     """Let a paused experiment go on; nothing changes for an active one.
 
     Raises:
@@ -50,7 +50,7 @@ async def activate(hub: Hub, experiment_id: int) -> None:
     await hub.actor.do(lambda tx: _activate(hub, tx, live_experiment(hub, experiment_id)))
 
 
-def _activate(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
+def _activate(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
     if _stays(experiment, State.ACTIVE):
         return
     _set(tx, experiment, State.ACTIVE)
@@ -77,7 +77,7 @@ def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
     tx.publish(("experiment", experiment.id))
 
 
-async def cancel(hub: Hub, experiment_id: int) -> None:
+async def cancel(hub: ServiceState, experiment_id: int) -> None:
     """Have all trials of an experiment save and stop, for good; nothing changes for an ended one.
 
     Raises:
@@ -87,7 +87,7 @@ async def cancel(hub: Hub, experiment_id: int) -> None:
     await _end(hub, experiment_id, State.STOPPING_CANCELED, "its experiment was canceled")
 
 
-async def kill(hub: Hub, experiment_id: int) -> None:
+async def kill(hub: ServiceState, experiment_id: int) -> None:
     """Kill all trials of an experiment, for good; nothing changes for an ended one.
 
     Raises:
@@ -97,7 +97,7 @@ async def kill(hub: Hub, experiment_id: int) -> None:
     await _end(hub, experiment_id, State.STOPPING_KILLED, "its experiment was killed")
 
 
-async def _end(hub: Hub, experiment_id: int, state: State, why: str) -> None:
+async def _end(hub: ServiceState, experiment_id: int, state: State, why: str) -> None:
     def command(tx: Transaction) -> None:
         experiment = hub.live.experiments.get(experiment_id)
         if experiment is not None:
@@ -111,7 +111,7 @@ async def _end(hub: Hub, experiment_id: int, state: State, why: str) -> None:
     await hub.actor.do(command)
 
 
-async def kill_trial(hub: Hub, trial_id: int) -> None:
+async def kill_trial(hub: ServiceState, trial_id: int) -> None:
     """Kill one trial, for good; its search receives that it was canceled.
 
     Raises:
@@ -132,7 +132,7 @@ async def kill_trial(hub: Hub, trial_id: int) -> None:
     await hub.actor.do(command)
 
 
-async def set_priority(hub: Hub, experiment_id: int, priority: int) -> None:
+async def set_priority(hub: ServiceState, experiment_id: int, priority: int) -> None:
     """Change the priority of an experiment, 1 (first) to 99; the next placement follows it."""
     if isinstance(priority, bool) or not 1 <= priority <= 99:
         raise Invalid(f"experiment {experiment_id}: priority is {priority}, and must be from 1 (first) to 99")
@@ -148,7 +148,7 @@ async def set_priority(hub: Hub, experiment_id: int, priority: int) -> None:
     await hub.actor.do(command)
 
 
-async def archive(hub: Hub, experiment_id: int) -> None:
+async def archive(hub: ServiceState, experiment_id: int) -> None:
     """Hide an ended experiment from lists.
 
     Raises:
@@ -162,7 +162,7 @@ async def archive(hub: Hub, experiment_id: int) -> None:
     hub.subscriptions.publish(("experiment", experiment_id))
 
 
-async def unarchive(hub: Hub, experiment_id: int) -> None:
+async def unarchive(hub: ServiceState, experiment_id: int) -> None:
     """Undo :func:`archive`."""
     await experiment_row(hub, experiment_id)
     await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=False))

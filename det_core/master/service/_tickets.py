@@ -22,11 +22,11 @@ from det_core.master.store import allocations, contexts, tokens
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation
+    from det_core.master.service._state import ServiceState
 
 
-def write_ticket(hub: Hub, allocation: LiveAllocation, code: str) -> Ticket:
+def write_ticket(hub: ServiceState, allocation: LiveAllocation, code: str) -> Ticket:
     """Return the ticket of an allocation."""
     trial = allocation.trial
     settings = hub.settings
@@ -57,7 +57,7 @@ def write_ticket(hub: Hub, allocation: LiveAllocation, code: str) -> Ticket:
     )
 
 
-async def claim(hub: Hub, allocation_id: str, node: int, code: str, runner: str) -> Claim:
+async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, runner: str) -> Claim:
     """Give the credentials of an allocation to whoever runs it on a node.
 
     Raises:
@@ -93,7 +93,7 @@ async def claim(hub: Hub, allocation_id: str, node: int, code: str, runner: str)
     return granted
 
 
-def check_runner(hub: Hub, allocation_id: str, node: int, token: str) -> None:
+def check_runner(hub: ServiceState, allocation_id: str, node: int, token: str) -> None:
     """Compare a token with that of the runner of a node.
 
     Raises:
@@ -110,7 +110,7 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def open_context(hub: Hub, digest: str) -> IO[bytes]:
+async def open_context(hub: ServiceState, digest: str) -> IO[bytes]:
     """Open a context archive as a file, which is written when it is first wanted.
 
     Raises:

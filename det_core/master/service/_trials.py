@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.search import ExitReason
 
 
 def create(
-    hub: Hub, tx: Transaction, experiment: LiveExperiment, request_id: str, hparams: Mapping[str, Any], seed: int
+    hub: ServiceState,
+    tx: Transaction,
+    experiment: LiveExperiment,
+    request_id: str,
+    hparams: Mapping[str, Any],
+    seed: int,
 ) -> LiveTrial:
     """A new trial; it waits for slots as soon as there is something to train."""
     trial = LiveTrial(
@@ -49,13 +54,13 @@ def create(
     return trial
 
 
-def adopt(hub: Hub, trial: LiveTrial) -> None:
+def adopt(hub: ServiceState, trial: LiveTrial) -> None:
     """Take a trial among those that have not ended."""
     trial.experiment.trials[trial.request_id] = hub.live.trials[trial.id] = trial
     trial.experiment.known[trial.request_id] = trial.id
 
 
-def enqueue(hub: Hub, trial: LiveTrial) -> None:
+def enqueue(hub: ServiceState, trial: LiveTrial) -> None:
     """Queue a trial's next allocation, if it is active, has something to train and holds no allocation."""
     if trial.state is not State.ACTIVE or trial.allocation is not None or not trial.pending:
         return
@@ -71,13 +76,13 @@ def enqueue(hub: Hub, trial: LiveTrial) -> None:
     hub.live.queue[trial.id] = trial
 
 
-def dequeue(hub: Hub, trial: LiveTrial) -> None:
+def dequeue(hub: ServiceState, trial: LiveTrial) -> None:
     """Take a trial off the queue."""
     trial.queued = None
     hub.live.queue.pop(trial.id, None)
 
 
-def train_to(hub: Hub, tx: Transaction, trial: LiveTrial, length: int) -> None:
+def train_to(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int) -> None:
     """Give a trial its next operation."""
     trial.operations += 1
     trial.length, trial.completed = length, False
@@ -86,7 +91,7 @@ def train_to(hub: Hub, tx: Transaction, trial: LiveTrial, length: int) -> None:
     enqueue(hub, trial)
 
 
-def close(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+def close(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
     """No more operations will come."""
     if not trial.closed:
         trial.closed = True
@@ -95,7 +100,7 @@ def close(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
     retire(hub, tx, trial)
 
 
-def retire(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+def retire(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
     """End a trial that has nothing left to do; one that still runs is asked to stop."""
     if not trial.spent or trial.state.stopping:
         return
@@ -113,7 +118,7 @@ def set_state(tx: Transaction, trial: LiveTrial, state: State) -> None:
         tx.publish(("trial", trial.id))
 
 
-def stop(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, why: str) -> None:
+def stop(hub: ServiceState, tx: Transaction, trial: LiveTrial, state: State, why: str) -> None:
     """End a trial: by ``STOPPING_KILLED`` and ``STOPPING_ERROR`` at once, else after it has saved.
 
     Args:
@@ -141,7 +146,7 @@ def _reason(state: State) -> ExitReason:
 
 
 def end(
-    hub: Hub, tx: Transaction, trial: LiveTrial, state: State, reason: ExitReason, error: str | None = None
+    hub: ServiceState, tx: Transaction, trial: LiveTrial, state: State, reason: ExitReason, error: str | None = None
 ) -> None:
     """A trial is over: it leaves, and its search is told."""
     experiment = trial.experiment

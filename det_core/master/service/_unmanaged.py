@@ -12,16 +12,17 @@ from det_core import _clock
 from det_core._metadata import validate_metadata
 from det_core.master._errors import Invalid, NotFound, WrongState, is_content_error
 from det_core.master.scheduler import State
-from det_core.master.service import _checkpoints
+from det_core.master.service import _checkpoints, _queries
 from det_core.master.service._access import experiment_row, no_trial, trial_row
 from det_core.master.service._views import StartView
 from det_core.master.store import checkpoints, experiments, trials
+from det_core.protocol.records import TrialView
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._hub import Hub
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.trials import TrialRow
 
 STATES = {
@@ -44,8 +45,39 @@ _RANKS = [State.PAUSED, State.CANCELED, State.ERROR, State.COMPLETED, State.ACTI
 """An experiment is in the last of these that any of its trials is in."""
 
 
-async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], external_id: str | None) -> int:
-    """A new trial, or the one of that external id; returns its id."""
+async def create_trial(
+    hub: ServiceState, experiment_id: int, hparams: Mapping[str, Any], *, external_id: str | None = None
+) -> TrialView:
+    """Create a trial of an unmanaged experiment and return it.
+
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If it is managed.
+    """
+    return await _queries.trial(hub, await _create(hub, experiment_id, hparams, external_id))
+
+
+async def put_trial(
+    hub: ServiceState,
+    experiment_id: int,
+    external_id: str,
+    hparams: Mapping[str, Any],
+    *,
+    start_time: float | None = None,
+) -> TrialView:
+    """Return the trial with an external ID, created if it does not exist; ``start_time``: when its training began.
+
+    Raises:
+        NotFound: If the experiment does not exist.
+        WrongState: If it is managed.
+    """
+    number = await _create(hub, experiment_id, hparams, external_id)
+    if start_time is not None:
+        await hub.store.write(lambda conn: trials.change(conn, number, start_time=start_time))
+    return await _queries.trial(hub, number)
+
+
+async def _create(hub: ServiceState, experiment_id: int, hparams: Mapping[str, Any], external_id: str | None) -> int:
     row = await experiment_row(hub, experiment_id)
     if not row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is managed: its search creates its trials")
@@ -78,8 +110,13 @@ async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], exter
     return made[-1].id
 
 
-async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
-    """Begin another attempt."""
+async def start_trial(hub: ServiceState, trial_id: int, *, resume: bool) -> StartView:
+    """Begin another run of an unmanaged trial.
+
+    Raises:
+        NotFound: If the trial does not exist.
+        WrongState: If it is managed, or was started before and ``resume`` is false.
+    """
 
     def write(conn: Session) -> tuple[StartView, int]:
         row = _unmanaged(conn, trial_id)
@@ -90,12 +127,11 @@ async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
             conn, trial_id, run_id=run_id, state=State.ACTIVE.value, end_time=None, last_activity=_clock.now()
         )
         _follow(conn, row.experiment_id, State.ACTIVE)
-        latest = checkpoints.latest(conn, trial_id) if run_id > 1 else None
-        started = StartView(
-            trial_run_id=run_id,
-            steps_completed=0 if latest is None else latest.steps_completed,
-            latest_checkpoint=None if latest is None else latest.uuid,
-        )
+        started = StartView(trial_run_id=run_id, steps_completed=0, latest_checkpoint=None)
+        latest = checkpoints.latest(conn, trial_id)
+        if latest is not None and run_id > 1:
+            started["steps_completed"] = latest.steps_completed
+            started["latest_checkpoint"] = latest.uuid
         return started, row.experiment_id
 
     started, experiment_id = await hub.store.write(write)
@@ -103,7 +139,9 @@ async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
     return started
 
 
-async def apply_records(hub: Hub, trial_id: int, records: Sequence[Mapping[str, Any]], storage_id: int | None) -> None:
+async def apply_records(
+    hub: ServiceState, trial_id: int, records: Sequence[Mapping[str, Any]], storage_id: int | None
+) -> None:
     """Apply what the journal of an unmanaged trial says of checkpoints and metadata; repeats change nothing.
 
     Args:
@@ -130,7 +168,7 @@ async def apply_records(hub: Hub, trial_id: int, records: Sequence[Mapping[str, 
             raise Invalid(f"trial {trial_id}, a record of kind {record['kind']}: {e}") from e
 
 
-async def _apply(hub: Hub, trial: TrialRow, record: Mapping[str, Any], storage_id: int | None) -> None:
+async def _apply(hub: ServiceState, trial: TrialRow, record: Mapping[str, Any], storage_id: int | None) -> None:
     body = record["body"]
     if record["kind"] == "checkpoint":
         await _checkpoints.from_journal(hub, trial.task_id, None, body, record["time"], storage_id)
@@ -143,8 +181,22 @@ async def _apply(hub: Hub, trial: TrialRow, record: Mapping[str, Any], storage_i
             await _checkpoints.patch(hub, [(str(body["storage_id"]), dict(body["resources"]))])
 
 
-async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | None = None) -> None:
-    """A sign of life, and perhaps a new state."""
+async def patch_trial(
+    hub: ServiceState, trial_id: int, *, state: str | None = None, end_time: float | None = None
+) -> TrialView:
+    """Record a sign of life of an unmanaged trial and return the trial.
+
+    Args:
+        hub: Parts of the service.
+        trial_id: Trial.
+        state: New state. Defaults to the same.
+        end_time: When it ended. Defaults to now, if the new state is an end.
+
+    Raises:
+        NotFound: If the trial does not exist.
+        WrongState: If it is managed.
+        Invalid: If the state is unknown.
+    """
 
     def write(conn: Session) -> TrialRow:
         row = _unmanaged(conn, trial_id)
@@ -158,6 +210,7 @@ async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | No
 
     row = await hub.store.write(write)
     hub.subscriptions.publish(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
+    return await _queries.trial(hub, trial_id)
 
 
 def _unmanaged(conn: Session, trial_id: int) -> TrialRow:
@@ -171,8 +224,11 @@ def _unmanaged(conn: Session, trial_id: int) -> TrialRow:
 
 def _set(conn: Session, row: TrialRow, state: State, error: str | None = None, end_time: float | None = None) -> None:
     now = _clock.now()
-    ended = (now if end_time is None else end_time) if state.terminal else None
-    trials.change(conn, row.id, state=state.value, error=error, last_activity=now, end_time=ended)
+    if not state.terminal:
+        end_time = None
+    elif end_time is None:
+        end_time = now
+    trials.change(conn, row.id, state=state.value, error=error, last_activity=now, end_time=end_time)
     _follow(conn, row.experiment_id, state)
 
 
@@ -195,7 +251,7 @@ def _follow(conn: Session, experiment_id: int, state: State) -> None:
     experiments.change(conn, experiment_id, state=state.value, end_time=end_time)
 
 
-async def sweep(hub: Hub) -> None:
+async def sweep(hub: ServiceState) -> None:
     """Bury trials that have given no sign of life for long, again and again.
 
     A trial gets its whole timeout after the master's start and after a jump of the clock: while the master was down or

@@ -23,8 +23,8 @@ from det_core.storage import open_store
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
+    from det_core.master.service._state import ServiceState
     from det_core.master.store.models import Record
 
 LOG = logging.getLogger("det_core")
@@ -47,7 +47,7 @@ class Doubt:
     records: Sequence[Record]
 
 
-async def make_up(hub: Hub, allocation_id: str) -> Doubt | None:
+async def make_up(hub: ServiceState, allocation_id: str) -> Doubt | None:
     """Register what the process of an allocation has journaled; return what is to be looked for in the storage.
 
     Raises:
@@ -81,7 +81,7 @@ def _is_registered(conn: Session, row: Record) -> bool:
         return True
 
 
-async def look(hub: Hub, doubt: Doubt) -> None:
+async def look(hub: ServiceState, doubt: Doubt) -> None:
     """Look for announced checkpoints in their storage, and register those that are complete."""
     for row in doubt.records:
         uuid = str(row.body.get("storage_id"))
@@ -96,7 +96,7 @@ async def look(hub: Hub, doubt: Doubt) -> None:
             await _register(hub, doubt.trial, found, row.time)
 
 
-async def _register(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
+async def _register(hub: ServiceState, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
     try:
         allocation_id = None if trial.allocation is None else trial.allocation.id
         await _checkpoints.from_journal(hub, trial.task_id, allocation_id, body, time)
@@ -106,7 +106,7 @@ async def _register(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time: f
         LOG.warning("trial %d: ignoring a checkpoint in its journal: %r", trial.id, e)
 
 
-def _found(hub: Hub, storage: Mapping[str, Any] | None, uuid: str) -> dict[str, Any] | None:
+def _found(hub: ServiceState, storage: Mapping[str, Any] | None, uuid: str) -> dict[str, Any] | None:
     """A checkpoint as it would have been journaled; None: it is not complete."""
     store = open_store(storage, hub.settings.home / "checkpoints")
     try:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Fenced, NotFound
-from det_core.master.service import _identify, _preemption, _steering
+from det_core.master.service import _identify, _operations, _preemption, _queries, _steering
 from det_core.master.service._tickets import open_context
 from det_core.master.store import contexts
-from support.mastered import Bench, bench, train
+from support.mastered import Bench, bench, train, trials_of
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 2}
@@ -100,7 +100,7 @@ def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
             allocation = await one(b)
             await _preemption.pending(b.service, allocation)
             assert await b.ended(1) == "COMPLETED"
-            (trial,) = await b.service.trials(1)
+            (trial,) = await trials_of(b.service, 1)
             assert (trial.trial_run_id, trial.restarts) == (2, 0)
 
     asyncio.run(main())
@@ -115,14 +115,14 @@ def test_the_next_master_adopts_what_runs(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, deaf) as b:
             allocation = await one(b)
-            view = await b.service.trial(1)
+            view = await _queries.trial(b.service, 1)
             assert (view.state, view.allocation_id) == ("RUNNING", allocation)
             token = b.engine.launched[0].session_token
             await dies(b)
             assert b.engine.running == [allocation] and len(b.engine.launched) == 1
             assert (await _identify.identify(b.service, token) or {})["allocation_id"] == allocation
-            assert (await b.service.trial(1)).state == "RUNNING"
-            assert (await b.service.master())["slots_in_use"] == [0]
+            assert (await _queries.trial(b.service, 1)).state == "RUNNING"
+            assert (_queries.master(b.service))["slots_in_use"] == [0]
             await _steering.kill(b.service, 1)
             assert await b.ended(1) == "CANCELED"
 
@@ -141,7 +141,7 @@ def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_path: Pa
             assert await _preemption.poll(b.service, allocation, 60) is True
             await b.until(lambda: b.engine.graces[allocation] < 50)
             assert 40 < b.engine.graces[allocation] < 50
-            assert (await b.service.experiment(number)).state == "PAUSED"
+            assert (await _queries.experiment(b.service, number)).state == "PAUSED"
 
     asyncio.run(main())
 
@@ -150,10 +150,10 @@ def test_who_gave_up_is_killed_by_the_next_master(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, deaf, early_exit_grace=0.3) as b:
             await one(b)
-            await b.service.early_exit(1, "INVALID_HP")
+            await _operations.give_up(b.service, 1, "INVALID_HP")
             await dies(b)
             assert await b.ended(1) in ("CANCELED", "COMPLETED", "ERROR")
-            assert (await b.service.trial(1)).state == "CANCELED"
+            assert (await _queries.trial(b.service, 1)).state == "CANCELED"
 
     asyncio.run(main())
 
@@ -167,7 +167,7 @@ def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Pa
             b.engine.kill_process(allocation)
             await b.start()
             assert await b.ended(1) == "COMPLETED"
-            assert (await b.service.trial(1)).restarts == 1
+            assert (await _queries.trial(b.service, 1)).restarts == 1
 
     asyncio.run(main())
 
@@ -200,7 +200,7 @@ def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool)
             await told.wait()
             await dies(b)
             assert await b.ended(number) == "COMPLETED"
-            assert [(t.state, t.restarts) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
+            assert [(t.state, t.restarts) for t in await trials_of(b.service, number)] == [("COMPLETED", 0)] * 2
             assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
 
     asyncio.run(main())

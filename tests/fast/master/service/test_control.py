@@ -15,9 +15,19 @@ import pytest
 from det_core import storage
 from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
-from det_core.master.service import _continue, _patch, _retention, _steering
+from det_core.master.service import (
+    _checkpoints,
+    _continue,
+    _create,
+    _patch,
+    _queries,
+    _retention,
+    _searches,
+    _steering,
+    _storages,
+)
 from det_core.master.service._retention import due
-from support.mastered import Bench, bench, config_of, train
+from support.mastered import Bench, bench, checkpoints_of, config_of, experiments_of, train, trials_of
 from support.scripted_trials import Script, Trial
 
 SINGLE = {"name": "single", "max_length": 2}
@@ -47,7 +57,7 @@ def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
         view = await _continue.continue_experiment(b.service, number)
         assert view.state == "ACTIVE"
         assert await b.ended(number) == "COMPLETED"
-        assert [t.state for t in await b.service.trials(number)] == ["COMPLETED"] * 4
+        assert [t.state for t in await trials_of(b.service, number)] == ["COMPLETED"] * 4
         await b.check_replay(number)
         with pytest.raises(WrongState, match="complete"):
             await _continue.continue_experiment(b.service, number)
@@ -62,12 +72,12 @@ def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         number = await b.create({"name": "random", "max_length": 2, "max_trials": 2}, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
-        assert [t.state for t in await b.service.trials(number)] == ["ERROR", "COMPLETED"]
+        assert [t.state for t in await trials_of(b.service, number)] == ["ERROR", "COMPLETED"]
         with pytest.raises(WrongState, match="has ended"):
             await _steering.pause(b.service, number)
         await _continue.continue_experiment(b.service, number)
         assert await b.ended(number) == "COMPLETED"
-        assert [t.state for t in await b.service.trials(number)] == ["COMPLETED", "COMPLETED"]
+        assert [t.state for t in await trials_of(b.service, number)] == ["COMPLETED", "COMPLETED"]
         await b.check_replay(number)
 
     with_bench(tmp_path, script, check)
@@ -111,7 +121,7 @@ def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> N
         assert await b.ended(number) == "COMPLETED"
 
         async def states() -> dict[tuple[int, int], str]:
-            return {(c.trial_id, c.steps_completed): c.state for c in await b.service.checkpoints(number)}
+            return {(c.trial_id, c.steps_completed): c.state for c in await checkpoints_of(b.service, number)}
 
         async def gone() -> int:
             return list((await states()).values()).count("DELETED")
@@ -121,17 +131,17 @@ def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> N
         kept = {key for key, state in (await states()).items() if state == "COMPLETED"}
         assert kept == {(1, 2), (1, 3), (2, 3)}
         assert stored(folder) == 3
-        best = await b.service.best_checkpoint(number)
+        best = await _checkpoints.best(b.service, number)
         assert best is not None and (best.trial_id, best.steps_completed) == (1, 2)
 
         await _retention.delete(b.service, [best.uuid])
         while await gone() < 4:
             await asyncio.sleep(0.01)
         await _retention.delete_experiment(b.service, number)
-        while stored(folder) or await b.service.experiments():
+        while stored(folder) or await experiments_of(b.service):
             await asyncio.sleep(0.01)
         with pytest.raises(NotFound):
-            await b.service.experiment(number)
+            await _queries.experiment(b.service, number)
 
     with_bench(tmp_path, keeping(folder), check)
 
@@ -158,12 +168,12 @@ def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(tmp_path: Path,
         b.service.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
         number = await b.create(search, checkpoint_storage={**place, **counts})
         assert await b.ended(number) == "COMPLETED"
-        before = await b.service.best_checkpoint(number)
+        before = await _checkpoints.best(b.service, number)
         assert stored(folder) == 6
         retain(number)
         while stored(folder) > (1 if best else 2):
             await asyncio.sleep(0.01)
-        after = await b.service.best_checkpoint(number)
+        after = await _checkpoints.best(b.service, number)
         assert before is not None and after is not None
         assert (before.uuid, before.trial_id, before.steps_completed) == (after.uuid, 1, 3)
 
@@ -202,11 +212,11 @@ def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
         with monkeypatch.context() as patched:
             patched.setattr(storage.DirectoryStore, "delete", refuse)
             await _retention.delete_experiment(b.service, number)
-            while (view := await b.service.experiment(number)).state == "DELETING":
+            while (view := await _queries.experiment(b.service, number)).state == "DELETING":
                 await asyncio.sleep(0.01)
         assert view.state == "DELETE_FAILED" and "3 checkpoint(s)" in str(view.error)
         await _retention.delete_experiment(b.service, number)
-        while await b.service.experiments():
+        while await experiments_of(b.service):
             await asyncio.sleep(0.01)
 
     with_bench(tmp_path, keeping(folder), check)
@@ -225,7 +235,7 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
         root = configured
         if trial.spec.trial_id == 1:
             root, place = chosen, {"type": "directory", "container_path": str(chosen)}
-            await trial.ask(lambda s: s.run_prepare(1, place))
+            await trial.ask(lambda s: _storages.prepare_run(s, 1, place))
         events = event_file(root, trial.spec.experiment_id, trial.spec.trial_id)
         events.parent.mkdir(parents=True)
         events.write_bytes(b"x")
@@ -244,11 +254,11 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
         with monkeypatch.context() as patched:
             patched.setattr(storage.DirectoryStore, "remove_folder", refuse)
             await _retention.delete_experiment(b.service, first)
-            while (view := await b.service.experiment(first)).state == "DELETING":
+            while (view := await _queries.experiment(b.service, first)).state == "DELETING":
                 await asyncio.sleep(0.01)
         assert view.state == "DELETE_FAILED" and "event files could not be deleted: " in str(view.error)
         await _retention.delete_experiment(b.service, first)
-        while len(await b.service.experiments()) > 1:
+        while len(await experiments_of(b.service)) > 1:
             await asyncio.sleep(0.01)
         assert chosen.is_dir()
         found = {path for root in (configured, chosen) for path in root.rglob("events")}
@@ -268,8 +278,8 @@ def test_delete_beside_continue_does_one_of_them(tmp_path: Path) -> None:
             second = go_on if first is delete else delete
             answers = await asyncio.gather(first(s, number), second(s, number), return_exceptions=True)
             assert [type(answer) for answer in answers].count(WrongState) == 1, answers
-            deleted = number not in [view.id for view in await s.experiments()]
-            assert deleted or (await s.experiment(number)).state in ("DELETING", "ACTIVE", "COMPLETED")
+            deleted = number not in [view.id for view in await experiments_of(s)]
+            assert deleted or (await _queries.experiment(s, number)).state in ("DELETING", "ACTIVE", "COMPLETED")
 
     with_bench(tmp_path, train, check)
 
@@ -279,17 +289,19 @@ def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoint(tmp
         s = b.service
         source = await b.create(SINGLE, checkpoint_storage={"save_trial_latest": 1})
         assert await b.ended(source) == "COMPLETED"
-        (trial,) = await s.trials(source)
-        heir = await s.create_experiment(config_of({**SINGLE, "source_trial_id": trial.id}), activate=False)
+        (trial,) = await trials_of(s, source)
+        heir = await _create.create_experiment(s, config_of({**SINGLE, "source_trial_id": trial.id}), activate=False)
         number = heir["experiment"].id
         with pytest.raises(WrongState, match=f"experiment {number} has not ended, and starts from its checkpoint"):
             await _retention.delete_experiment(s, source)
-        assert (await s.experiment(source)).state == "COMPLETED"
+        assert (await _queries.experiment(s, source)).state == "COMPLETED"
         await _steering.kill(s, number)
         assert await b.ended(number) == "CANCELED"
         await _retention.delete_experiment(s, source)
         with pytest.raises((Invalid, NotFound)):
-            await s.create_experiment(config_of({**SINGLE, "source_checkpoint_uuid": str(trial.latest_checkpoint)}))
+            await _create.create_experiment(
+                s, config_of({**SINGLE, "source_checkpoint_uuid": str(trial.latest_checkpoint)})
+            )
 
     with_bench(tmp_path, train, check)
 
@@ -321,11 +333,13 @@ def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path,
 def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         s = b.service
-        created = await s.create_experiment(config_of(SINGLE, labels=["a"]), activate=False, external_id="mine")
+        created = await _create.create_experiment(
+            s, config_of(SINGLE, labels=["a"]), activate=False, external_id="mine"
+        )
         number = created["experiment"].id
         assert created["experiment"].state == "PAUSED" and not b.engine.launched
         with pytest.raises(Conflict, match="mine"):
-            await s.create_experiment(config_of(SINGLE), external_id="mine")
+            await _create.create_experiment(s, config_of(SINGLE), external_id="mine")
         for early in (_retention.delete_experiment, _steering.archive, _continue.continue_experiment):
             with pytest.raises(WrongState):
                 await early(s, number)
@@ -339,11 +353,11 @@ def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         await _steering.activate(s, number)
         assert await b.ended(number) == "COMPLETED"
         await _steering.archive(s, number)
-        assert [e.id for e in await s.experiments(archived=True, labels=["b"], name="ne")] == [number]
+        assert [e.id for e in await experiments_of(s, archived=True, labels=["b"], name="ne")] == [number]
         await _steering.unarchive(s, number)
-        assert await s.experiments(archived=True) == []
-        assert await s.context_archive(number) == b""
-        state = await s.search_state(number)
+        assert await experiments_of(s, archived=True) == []
+        assert await _searches.context(s, number) == b""
+        state = await _searches.state(s, number)
         assert (state["progress"], state["trials_requested"], state["trials_closed"]) == (1.0, 1, 1)
 
     with_bench(tmp_path, train, check)
@@ -353,15 +367,15 @@ def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         wrong = config_of({"name": "single", "max_length": -1, "metrik": "x"}, max_restarts=-1, slots=3)
         with pytest.raises(Invalid) as refused:
-            await b.service.create_experiment(wrong)
+            await _create.create_experiment(b.service, wrong)
         assert len(refused.value.errors) >= 4
         with pytest.raises(Invalid, match="1 slot"):
             await b.create(SINGLE, resources={"slots_per_trial": 2})
         with pytest.raises(Invalid, match="archive"):
-            await b.service.create_experiment(config_of(SINGLE), b"no archive")
-        created = await b.service.create_experiment(config_of(SINGLE), validate_only=True)
+            await _create.create_experiment(b.service, config_of(SINGLE), b"no archive")
+        created = await _create.create_experiment(b.service, config_of(SINGLE), validate_only=True)
         assert created["experiment"].id == 0
-        assert await b.service.experiments() == []
+        assert await experiments_of(b.service) == []
 
     with_bench(tmp_path, train, check)
 
@@ -378,17 +392,17 @@ def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path:
     async def check(b: Bench) -> None:
         number = await b.create(SINGLE, preemption_timeout=600)
         await b.until(lambda: b.engine.running)
-        assert (await b.service.experiment(number)).stopping_trials == 0
+        assert (await _queries.experiment(b.service, number)).stopping_trials == 0
         await _steering.pause(b.service, number)
-        view, (trial,) = await b.service.experiment(number), await b.service.trials(number)
+        view, (trial,) = await _queries.experiment(b.service, number), await trials_of(b.service, number)
         assert (view.state, trial.state, view.stopping_trials) == ("PAUSED", "PAUSED", 1)
         assert trial.allocation_id is not None and view.stop_by_time == trial.stop_by_time
         assert 0 < (trial.stop_by_time or 0.0) - time.time() <= 600
         saved.set()
         await b.until(lambda: not b.engine.running)
-        while (trial := (await b.service.trials(number))[0]).allocation_id is not None:
+        while (trial := (await trials_of(b.service, number))[0]).allocation_id is not None:
             await asyncio.sleep(0.001)
-        view = await b.service.experiment(number)
+        view = await _queries.experiment(b.service, number)
         assert (view.stopping_trials, view.stop_by_time, trial.stop_by_time) == (0, None, None)
 
     with_bench(tmp_path, slow, check)

@@ -15,9 +15,9 @@ from det_core.errors import StoreError
 from det_core.master._errors import Invalid
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._journals import left
-from det_core.master.service import Service, _runner, _steering
+from det_core.master.service import ServiceState, _logs, _queries, _reports, _runner, _steering
 from support.journals import open_journal
-from support.mastered import Bench, bench
+from support.mastered import Bench, bench, checkpoints_of
 from support.scripted_trials import Trial
 
 BY_LENGTH = {"name": "async_halving", "num_rungs": 2, "max_trials": 4, "max_length": 16}
@@ -78,10 +78,10 @@ async def wait(trial: Trial) -> int:
     return 0
 
 
-async def ship(service: Service, trial: Trial, sent: list[Any]) -> None:
+async def ship(service: ServiceState, trial: Trial, sent: list[Any]) -> None:
     """Ship records as a process does: what is rejected for its content is not sent again."""
     try:
-        await service.journal(trial.spec.trial_id, trial.spec.trial_run_id, 0, sent)
+        await _reports.journal(service, trial.spec.trial_id, trial.spec.trial_run_id, 0, sent)
     except Invalid:
         if len(sent) > 1:
             await ship(service, trial, sent[: len(sent) // 2])
@@ -180,8 +180,11 @@ def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_count(tmp_
             good = records()
             bad = {**good[1], "group": "trai.ing", "seq": 99}
             await leave(b, trial, [good[0], bad, {"damaged": "{half a li"}, good[2]])
-            assert [row.metrics for row in await b.service.metrics([trial.spec.trial_id], "training").read(1000)]
-            log = [line["log"] for line in (await b.service.logs(trial.spec.trial_id))["lines"]]
+            assert [
+                row.metrics
+                for row in await _queries.MetricsReader(b.service.store, [trial.spec.trial_id], "training").read(1000)
+            ]
+            log = [line["log"] for line in (await _logs.page_of_trial(b.service, trial.spec.trial_id))["lines"]]
             assert len(log) == 2 and "trai.ing" in log[0] and "batch_metrics" in log[0], "its bytes are kept"
             assert "{half a li" in log[1]
 
@@ -204,8 +207,10 @@ def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -> None
                     await leave(b, trial, [record])
                 b.dying.write = write  # type: ignore[method-assign]
                 await leave(b, trial, [record])
-            assert "ignoring" not in str(await b.service.logs(trial.spec.trial_id)), "nothing was passed over"
-            assert [c.uuid for c in await b.service.checkpoints(trial.spec.experiment_id)] == ["saved"]
+            assert "ignoring" not in str(await _logs.page_of_trial(b.service, trial.spec.trial_id)), (
+                "nothing was passed over"
+            )
+            assert [c.uuid for c in await checkpoints_of(b.service, trial.spec.experiment_id)] == ["saved"]
 
     asyncio.run(main())
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from det_core.master.engines import Cause
-from det_core.master.service import _steering
+from det_core.master.service import _create, _steering
 from det_core.protocol.records import TrialView
-from support.mastered import Bench, bench, config_of, train
+from support.mastered import Bench, bench, config_of, train, trials_of
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 4}
@@ -36,7 +36,7 @@ def with_bench(
 
 
 async def only(b: Bench, number: int) -> TrialView:
-    (view,) = await b.service.trials(number)
+    (view,) = await trials_of(b.service, number)
     return view
 
 
@@ -67,7 +67,7 @@ def test_one_that_fails_after_its_last_operation_has_failed(
     async def check(b: Bench) -> None:
         number = await b.create(searcher)
         await b.ended(number)
-        first = (await b.service.trials(number))[0]
+        first = (await trials_of(b.service, number))[0]
         assert (first.state, first.restarts) == (state, restarts)
         assert (first.error is None) == (state == "COMPLETED")
         assert first.operation_completed, "what it had completed counts"
@@ -102,7 +102,7 @@ def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: 
         b.engine.kill_process(first.allocation_id)
         await _steering.kill_trial(b.service, second.trial_id)
         assert await b.ended(number) == "COMPLETED"
-        one, two = await b.service.trials(number)
+        one, two = await trials_of(b.service, number)
         assert (one.state, one.restarts) == ("COMPLETED", 1)
         assert (two.state, two.restarts) == ("CANCELED", 0)
 
@@ -154,7 +154,7 @@ def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> N
     async def check(b: Bench) -> None:
         number = await b.create(ASHA, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
-        assert [(t.state, t.restarts) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
+        assert [(t.state, t.restarts) for t in await trials_of(b.service, number)] == [("COMPLETED", 0)] * 2
         assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
 
     with_bench(tmp_path, script, check, slots=2)
@@ -184,7 +184,7 @@ def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> 
 
 def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
-        created = await b.service.create_experiment(config_of(SINGLE, max_restarts=0), activate=False)
+        created = await _create.create_experiment(b.service, config_of(SINGLE, max_restarts=0), activate=False)
         number = created["experiment"].id
         await b.die()
         await b.start(at=1, after=True)

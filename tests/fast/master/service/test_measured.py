@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from det_core.master.service import _logs, _queries
 from det_core.master.service._measured import Measured
-from support.mastered import Bench, bench
+from support.mastered import Bench, bench, trials_of
 from support.scripted_trials import Script, Trial
 
 RANDOM = {"name": "random", "max_length": 2, "max_trials": 3}
@@ -44,7 +45,7 @@ def validating(name: str, *, completes: bool) -> Script:
 
 async def lines(b: Bench, number: int) -> list[str]:
     """Return the master's warnings in the logs of the trials."""
-    pages = [await b.service.logs(t.id) for t in await b.service.trials(number)]
+    pages = [await _logs.page_of_trial(b.service, t.id) for t in await trials_of(b.service, number)]
     return [line["log"] for page in pages for line in page["lines"] if line["level"] == "WARNING"]
 
 
@@ -53,7 +54,7 @@ def test_a_search_that_nobody_told_anything_ends_in_error(tmp_path: Path, search
     async def check(b: Bench) -> None:
         number = await b.create(searcher)
         assert await b.ended(number) == "ERROR"
-        assert (await b.service.experiment(number)).error == NOBODY
+        assert (await _queries.experiment(b.service, number)).error == NOBODY
         assert await lines(b, number) == [NOBODY + "\n"], "once, and as soon as it is known"
 
     with_bench(tmp_path, validating("accuracy", completes=False), check)
@@ -63,7 +64,7 @@ def test_what_operations_are_completed_with_counts_but_says_nothing_of_the_best(
     async def check(b: Bench) -> None:
         number = await b.create(HALVING)
         assert await b.ended(number) == "COMPLETED"
-        view = await b.service.experiment(number)
+        view = await _queries.experiment(b.service, number)
         assert (view.remarks, view.best_trial_id, view.error) == ([NOBODY], None, None)
         assert await lines(b, number) == [NOBODY + "\n"]
 
@@ -74,7 +75,7 @@ def test_equal_metrics_of_different_hyperparameters_are_remarked(tmp_path: Path)
     async def check(b: Bench) -> None:
         number = await b.create(RANDOM)
         assert await b.ended(number) == "COMPLETED"
-        (remark,) = (await b.service.experiment(number)).remarks
+        (remark,) = (await _queries.experiment(b.service, number)).remarks
         assert remark == "all 3 trials report the same `loss`: does the script use lr?"
         assert await lines(b, number) == []
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from det_core.master._errors import NotFound
+from det_core.master.service import _create, _queries, _reports, _unmanaged
 from det_core.master.store import series
 from fast.master.service.test_unmanaged import CONFIG, bench, train
 
@@ -26,15 +27,15 @@ def test_parts_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"].id
-            trials = [(await b.service.create_trial(number, {})).id for _ in range(2)]
+            number = (await _create.create_experiment(b.service, CONFIG, unmanaged=True))["experiment"].id
+            trials = [(await _unmanaged.create_trial(b.service, number, {})).id for _ in range(2)]
             for trial in trials:
-                await b.service.start_trial(trial, resume=False)
+                await _unmanaged.start_trial(b.service, trial, resume=False)
                 for group in ("training", "validation"):
                     for step in range(1, 8):
-                        await b.service.report_metrics(trial, 1, group, step, {"loss": 1.0})
+                        await _reports.report_metrics(b.service, trial, 1, group, step, {"loss": 1.0})
             counts.clear()
-            reader = b.service.metrics(trials)
+            reader = _queries.MetricsReader(b.service.store, trials)
             parts = []
             while rows := await reader.read(5):
                 parts.append(rows)
@@ -44,9 +45,9 @@ def test_parts_read_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert [(row.trial_id, row.group, row.total_batches) for row in views] == expected
             assert [row.id for row in views] == list(range(1, 29))
             assert sum(counts) == 28
-            rest = b.service.metrics(trials, after=26)
+            rest = _queries.MetricsReader(b.service.store, trials, after=26)
             assert [row.id for row in await rest.read(5)] == [27, 28]
             with pytest.raises(NotFound):
-                await b.service.metrics([trials[0], 99]).read(5)
+                await _queries.MetricsReader(b.service.store, [trials[0], 99]).read(5)
 
     asyncio.run(main())

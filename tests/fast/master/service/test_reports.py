@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
-from det_core.master.service import _identify, _preemption, _steering
+from det_core.master.service import (
+    _checkpoints,
+    _identify,
+    _logs,
+    _operations,
+    _preemption,
+    _queries,
+    _reports,
+    _steering,
+)
 from det_core.master.store import tokens
-from support.mastered import Bench, bench, train
+from support.mastered import Bench, bench, checkpoints_of, train, trials_of
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 4}
@@ -55,16 +64,16 @@ def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
         trial = await running(b)
         spec, s = trial.spec, b.service
         for _ in range(2):
-            await s.report_metrics(spec.trial_id, 1, "training", 1, {"loss": 1.5})
+            await _reports.report_metrics(s, spec.trial_id, 1, "training", 1, {"loss": 1.5})
             await trial.report("training", 2, loss=1.0)
             await trial.checkpoint(2)
             await trial.acknowledge()
-            await s.set_metadata(spec.trial_id, {"a": 1})
-            await s.early_exit(spec.trial_id, "EXITED_REASON_INVALID_HP")
-        first, *_ = await s.metrics([spec.trial_id], "training").read(100)
+            await _reports.set_metadata(s, spec.trial_id, {"a": 1})
+            await _operations.give_up(s, spec.trial_id, "EXITED_REASON_INVALID_HP")
+        first, *_ = await _queries.MetricsReader(s.store, [spec.trial_id], "training").read(100)
         assert (first.total_batches, first.metrics) == (1, {"loss": 1.5})
-        assert len(await s.checkpoints(spec.experiment_id)) == 1
-        assert await s.get_metadata(spec.trial_id) == {"a": 1}
+        assert len(await checkpoints_of(s, spec.experiment_id)) == 1
+        assert await _reports.get_metadata(s, spec.trial_id) == {"a": 1}
 
     with_bench(tmp_path, idle, check)
 
@@ -74,14 +83,14 @@ def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         with pytest.raises(Conflict, match="length 3"):
-            await s.complete_operation(number, 3, 0.5)
+            await _operations.complete(s, number, 3, 0.5)
         with pytest.raises(Invalid, match="number"):
-            await s.complete_operation(number, 4, "good")
-        await s.complete_operation(number, 4, 0.5)
-        await s.complete_operation(number, 4, 0.5)
+            await _operations.complete(s, number, 4, "good")
+        await _operations.complete(s, number, 4, 0.5)
+        await _operations.complete(s, number, 4, 0.5)
         with pytest.raises(Conflict, match=r"0\.5 already"):
-            await s.complete_operation(number, 4, 0.25)
-        assert (await s.operation(number))["completed"]
+            await _operations.complete(s, number, 4, 0.25)
+        assert (await _operations.current(s, number))["completed"]
         kept = await b.record(trial.spec.experiment_id)
         assert [e["kind"] for e, _ in kept["events"]].count("completed") == 1
         assert await _preemption.poll(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
@@ -103,17 +112,17 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         await b.store.write(lambda conn: tokens.revoke(conn, allocation_id=b.engine.launched[1].allocation_id))
         assert await _identify.identify(s, token) is not None, "it is not looked up again while the allocation lives"
         late: list[Awaitable[object]] = [
-            s.report_metrics(old.trial_id, 1, "training", 1, {"loss": 1.0}),
-            s.journal(old.trial_id, 1, 0, []),
-            s.complete_operation(old.trial_id, 4, 1.0, allocation_id=old.allocation_id),
-            s.operation(old.trial_id, allocation_id=old.allocation_id),
-            s.progress(old.trial_id, 1.0, allocation_id=old.allocation_id),
-            s.early_exit(old.trial_id, "INVALID_HP", allocation_id=old.allocation_id),
-            s.set_status(old.trial_id, "x", allocation_id=old.allocation_id),
-            s.set_metadata(old.trial_id, {}, allocation_id=old.allocation_id),
+            _reports.report_metrics(s, old.trial_id, 1, "training", 1, {"loss": 1.0}),
+            _reports.journal(s, old.trial_id, 1, 0, []),
+            _operations.complete(s, old.trial_id, 4, 1.0, allocation_id=old.allocation_id),
+            _operations.current(s, old.trial_id, allocation_id=old.allocation_id),
+            _operations.progress(s, old.trial_id, 1.0, allocation_id=old.allocation_id),
+            _operations.give_up(s, old.trial_id, "INVALID_HP", allocation_id=old.allocation_id),
+            _reports.set_status(s, old.trial_id, "x", allocation_id=old.allocation_id),
+            _reports.set_metadata(s, old.trial_id, {}, allocation_id=old.allocation_id),
             _preemption.acknowledge(s, old.allocation_id),
-            s.register_checkpoint(
-                "u", old.task_id, allocation_id=old.allocation_id, metadata={"steps_completed": 1}, resources={}
+            _checkpoints.register(
+                s, "u", old.task_id, allocation_id=old.allocation_id, metadata={"steps_completed": 1}, resources={}
             ),
         ]
         for call in late:
@@ -123,9 +132,9 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         await _steering.kill(s, number)
         await b.ended(number)
         with pytest.raises(Fenced):
-            await s.report_metrics(old.trial_id, 2, "training", 1, {"loss": 1.0})
+            await _reports.report_metrics(s, old.trial_id, 2, "training", 1, {"loss": 1.0})
         with pytest.raises(NotFound):
-            await s.report_metrics(99, 1, "training", 1, {"loss": 1.0})
+            await _reports.report_metrics(s, 99, 1, "training", 1, {"loss": 1.0})
 
     with_bench(tmp_path, script, check)
 
@@ -143,11 +152,11 @@ def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path:
     async def check(b: Bench) -> None:
         number = await b.create(SINGLE)
         assert await b.ended(number) == "ERROR"  # the search has closed the trial, so that it does not run again
-        (trial,) = await b.service.trials(number)
+        (trial,) = await trials_of(b.service, number)
         assert trial.operation_completed and len(b.engine.launched) == 1
         assert trial.best_validation is not None and trial.best_validation.metric == 0.25
-        assert [c.uuid for c in await b.service.checkpoints(number)] == ["saved"]
-        assert await b.service.get_metadata(trial.id) == {"note": "mine"}
+        assert [c.uuid for c in await checkpoints_of(b.service, number)] == ["saved"]
+        assert await _reports.get_metadata(b.service, trial.id) == {"note": "mine"}
         await b.check_replay(number)
 
     with_bench(tmp_path, script, check)
@@ -164,7 +173,7 @@ def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_latest
         b.engine.kill_process(trial.spec.allocation_id)
         await b.until(lambda: len(b.engine.launched) == 2)
         assert b.engine.launched[1].latest_checkpoint == "saved"
-        kept = await b.service.checkpoint("saved")
+        kept = await _checkpoints.get(b.service, "saved")
         assert (kept.state, kept.resources, kept.allocation_id) == (
             "COMPLETED",
             {"f": 7},
@@ -183,26 +192,26 @@ def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
-        await s.report_metrics(number, 1, "training", 1, {"loss": 1.0})
-        await s.report_metrics(number, 1, "training", 1, {"speed": 2.0})
-        await s.report_metrics(number, 1, "training", 2, {"loss": 0.5})
+        await _reports.report_metrics(s, number, 1, "training", 1, {"loss": 1.0})
+        await _reports.report_metrics(s, number, 1, "training", 1, {"speed": 2.0})
+        await _reports.report_metrics(s, number, 1, "training", 2, {"loss": 0.5})
         with pytest.raises(Conflict, match="loss"):
-            await s.report_metrics(number, 1, "training", 2, {"loss": 0.75})
+            await _reports.report_metrics(s, number, 1, "training", 2, {"loss": 0.75})
         with pytest.raises(Invalid):
-            await s.report_metrics(number, 1, "a.b", 2, {"loss": 0.75})
+            await _reports.report_metrics(s, number, 1, "a.b", 2, {"loss": 0.75})
         with pytest.raises(Invalid, match="no run 2 yet"):
-            await s.report_metrics(number, 2, "training", 2, {"loss": 0.75})
+            await _reports.report_metrics(s, number, 2, "training", 2, {"loss": 0.75})
         await _steering.pause(s, 1)
         await b.until(lambda: not b.engine.running)
         await _steering.activate(s, 1)
         await b.until(lambda: b.engine.running)
-        await s.report_metrics(number, 2, "training", 2, {"loss": 0.25})
-        rows = await s.metrics([number], "training").read(100)
+        await _reports.report_metrics(s, number, 2, "training", 2, {"loss": 0.25})
+        rows = await _queries.MetricsReader(s.store, [number], "training").read(100)
         assert [(r.total_batches, r.metrics) for r in rows] == [
             (1, {"loss": 1.0, "speed": 2.0}),
             (2, {"loss": 0.25}),
         ]
-        assert len(await s.metrics([number], "training", archived=True).read(100)) == 3
+        assert len(await _queries.MetricsReader(s.store, [number], "training", archived=True).read(100)) == 3
 
     with_bench(tmp_path, script, check)
 
@@ -211,13 +220,13 @@ def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
-        await s.progress(number, 2.0)
-        assert (await s.trial(number)).progress == 0.5
-        assert (await s.experiment(1)).progress == 0.5
-        await s.progress(number, 0.75, is_raw=True)
-        assert (await s.experiment(1)).progress == 0.75
-        await s.set_status(number, "warming up")
-        assert (await s.trial(number)).status == "warming up"
+        await _operations.progress(s, number, 2.0)
+        assert (await _queries.trial(s, number)).progress == 0.5
+        assert (await _queries.experiment(s, 1)).progress == 0.5
+        await _operations.progress(s, number, 0.75, is_raw=True)
+        assert (await _queries.experiment(s, 1)).progress == 0.75
+        await _reports.set_status(s, number, "warming up")
+        assert (await _queries.trial(s, number)).status == "warming up"
         for wrong in (
             {"a.b": 1},
             {"k" * 51: 1},
@@ -228,13 +237,13 @@ def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
             {"k": {str(i): i for i in range(1001)}},
         ):
             with pytest.raises(Invalid):
-                await s.set_metadata(number, wrong)
+                await _reports.set_metadata(s, number, wrong)
         deep: dict[str, object] = {}
         for _ in range(10):
             deep = {"d": deep}
         with pytest.raises(Invalid, match="deep"):
-            await s.set_metadata(number, deep)
-        assert await s.get_metadata(number) == {}
+            await _reports.set_metadata(s, number, deep)
+        assert await _reports.get_metadata(s, number) == {}
 
     with_bench(tmp_path, idle, check)
 
@@ -283,7 +292,7 @@ def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_path: 
     async def check(b: Bench) -> None:
         number = await b.create(searcher)
         assert await b.ended(number) == "ERROR"
-        assert "'epoch'" in str((await b.service.experiment(number)).error)
+        assert "'epoch'" in str((await _queries.experiment(b.service, number)).error)
 
     with_bench(tmp_path, script, check)
 
@@ -293,17 +302,17 @@ def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         line = {"task_id": trial.spec.task_id, "log": "hello\n", "timestamp": 1.0}
-        waiting = asyncio.create_task(s.logs(number, wait=30))
+        waiting = asyncio.create_task(_logs.page_of_trial(s, number, wait=30))
         await asyncio.sleep(0.05)
-        await s.task_logs([line, {**line, "log": "again\n", "rank": 1, "level": "ERROR"}])
+        await _reports.task_logs(s, [line, {**line, "log": "again\n", "rank": 1, "level": "ERROR"}])
         page = await waiting
         assert [x["log"] for x in page["lines"]] == ["hello\n", "again\n"] and not page["ended"]
-        assert (await s.logs(number, after=page["lines"][0]["id"]))["lines"] == page["lines"][1:]
-        await s.alert(1, number, "look", "here", "WARNING")
-        assert (await s.logs_of_task(trial.spec.task_id))["lines"][-1]["log"] == "alert: look: here\n"
+        assert (await _logs.page_of_trial(s, number, after=page["lines"][0]["id"]))["lines"] == page["lines"][1:]
+        await _reports.alert(s, 1, number, "look", "here", "WARNING")
+        assert (await _logs.page(s, trial.spec.task_id))["lines"][-1]["log"] == "alert: look: here\n"
         await _steering.kill(s, 1)
         await b.ended(1)
-        last = await s.logs(number, after=10**6, wait=30)
+        last = await _logs.page_of_trial(s, number, after=10**6, wait=30)
         assert last == {"lines": [], "ended": True}
 
     with_bench(tmp_path, idle, check)
@@ -313,11 +322,11 @@ def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         number = await b.create({"name": "random", "max_length": 2, "max_trials": 3})
         with pytest.raises(NotFound):
-            await b.service.best_validation(99)
+            await _queries.best_validation(b.service, 99)
         assert await b.ended(number) == "COMPLETED"
-        best = await b.service.best_trial(number)
+        best = await _queries.best_trial(b.service, number)
         assert best is not None and best.best_validation is not None
-        assert await b.service.best_validation(number) == best.best_validation.metric
+        assert await _queries.best_validation(b.service, number) == best.best_validation.metric
 
     with_bench(tmp_path, train, check)
 
@@ -327,17 +336,17 @@ def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         await trial.report("training", 1, loss=1.0)
-        assert (await s.trial(number)).progress == 0.25
-        await s.progress(number, 3)
-        assert (await s.trial(number)).progress == 0.75, "what it says counts"
+        assert (await _queries.trial(s, number)).progress == 0.25
+        await _operations.progress(s, number, 3)
+        assert (await _queries.trial(s, number)).progress == 0.75, "what it says counts"
         await trial.report("training", 4, loss=1.0)
-        await s.complete_operation(number, 4, 1.0)
+        await _operations.complete(s, number, 4, 1.0)
         assert await b.ended(trial.spec.experiment_id) == "COMPLETED"
-        assert (await s.trial(number)).progress == 1.0
+        assert (await _queries.trial(s, number)).progress == 1.0
         epochs = await b.create({"name": "single", "max_length": {"epochs": 50}})
         await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
         other = Trial(b.engine.launched[1], b.engine)
         await other.report("training", 10, loss=1.0)
-        assert (await s.trials(epochs))[0].progress == 0.0, "its steps are not epochs"
+        assert (await trials_of(s, epochs))[0].progress == 0.0, "its steps are not epochs"
 
     with_bench(tmp_path, idle, check)

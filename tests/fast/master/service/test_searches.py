@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.mastered import bench, config_of, train
+from det_core.master.service import _create, _queries, _searches
+from support.mastered import bench, config_of, train, trials_of
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "single": {"name": "single", "max_length": 4},
@@ -52,15 +53,15 @@ def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> Non
             number = await b.create(SEARCHES[search])
             assert await b.ended(number) == "COMPLETED"
             await b.check_replay(number)
-            found = await b.service.trials(number)
+            found = await trials_of(b.service, number)
             assert {t.state for t in found} == {"COMPLETED"}
             assert len(found) == SEARCHES[search].get("max_trials", 1)
             assert b.engine.most == min(slots, len(found))
-            best = await b.service.best_trial(number)
+            best = await _queries.best_trial(b.service, number)
             assert best is not None and best.best_validation is not None
             lowest = min(t.best_validation.metric for t in found if t.best_validation)
             assert best.best_validation.metric == lowest
-            view = await b.service.experiment(number)
+            view = await _queries.experiment(b.service, number)
             assert view.progress == 1.0
             assert not b.service.live.experiments and not b.service.live.trials
 
@@ -73,7 +74,7 @@ def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
             axes = {"lr": {"type": "categorical", "vals": [0.1, 0.2, 0.3]}, "b": {"type": "const", "val": 1}}
             number = await b.create({"name": "grid", "max_length": 1}, hyperparameters=axes)
             assert await b.ended(number) == "COMPLETED"
-            found = [t.hparams for t in await b.service.trials(number)]
+            found = [t.hparams for t in await trials_of(b.service, number)]
             assert found == [{"b": 1, "lr": lr} for lr in (0.3, 0.2, 0.1)]
 
     asyncio.run(main())
@@ -94,19 +95,19 @@ def test_a_method_of_the_users_own(tmp_path: Path, how: str) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
             searcher = {"name": "custom", "class": "twice:Twice", "how": how}
-            created = await b.service.create_experiment(config_of(searcher), packed(tmp_path))
+            created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path))
             number = created["experiment"].id
             await b.until(lambda: b.engine.launched)
             b.dying.dead.set()
             await b.revive()
             if how == "badly":
                 assert await b.ended(number) == "ERROR"
-                assert "no idea" in str((await b.service.experiment(number)).error)
+                assert "no idea" in str((await _queries.experiment(b.service, number)).error)
                 return
             assert await b.ended(number) == "COMPLETED"
-            (trial,) = await b.service.trials(number)
+            (trial,) = await trials_of(b.service, number)
             assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
-            assert await b.service.context_archive(number)
+            assert await _searches.context(b.service, number)
 
     asyncio.run(main())
 
@@ -115,7 +116,7 @@ def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) 
     async def main() -> None:
         async with bench(tmp_path, train) as b:
             searcher = {"name": "custom", "class": "twice:Twice", "how": "well"}
-            created = await b.service.create_experiment(config_of(searcher), packed(tmp_path), activate=False)
+            created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path), activate=False)
             other = await b.create(SEARCHES["single"])
             (folder,) = (tmp_path / "master" / "searchers").iterdir()
             (folder / "twice.py").write_text("import nothing_of_that_name")
@@ -123,7 +124,7 @@ def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) 
             await b.revive()
             number = created["experiment"].id
             assert await b.ended(number) == "ERROR"
-            assert "nothing_of_that_name" in str((await b.service.experiment(number)).error)
+            assert "nothing_of_that_name" in str((await _queries.experiment(b.service, number)).error)
             assert await b.ended(other) == "COMPLETED"
 
     asyncio.run(main())
@@ -139,7 +140,7 @@ def test_a_search_is_recovered_from_its_record(tmp_path: Path) -> None:
                 await b.revive()
             assert await b.ended(number) == "COMPLETED"
             await b.check_replay(number)
-            state = await b.service.search_state(number)
+            state = await _searches.state(b.service, number)
             assert [len(r["entries"]) for r in state["rungs"][0]["rungs"]] == [9, 3, 1]
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from det_core.master.service import _steering
 from det_core.master.service._subscriptions import ANY, Cursor, Subscriptions
-from support.mastered import bench, train
+from support.mastered import bench, train, trials_of
 
 SINGLE = {"name": "single", "max_length": 2}
 
@@ -73,7 +73,7 @@ def test_steps_of_an_experiment_are_published_after_they_are_recorded(tmp_path: 
             cursor = changes.cursor
             number = await b.create(SINGLE)
             assert await b.ended(number) == "COMPLETED"
-            (trial,) = await b.service.trials(number)
+            (trial,) = await trials_of(b.service, number)
             changed = changes.since(cursor)
             assert changed is not None
             expected = {("experiment", number), ("trial", trial.id), ("metrics", trial.id)}

@@ -11,7 +11,7 @@ import pytest
 
 from det_core.master._errors import Conflict, Fenced, Forbidden
 from det_core.master.engines import Pool, Ticket
-from det_core.master.service import _identify, _steering, _tickets
+from det_core.master.service import _create, _identify, _queries, _steering, _tickets
 from support.mastered import Bench, bench, config_of, train
 
 SINGLE = {"name": "single", "max_length": 2}
@@ -36,7 +36,7 @@ def claim(b: Bench, ticket: Ticket, node: int = 0, runner: str = "a", code: str 
 
 
 async def state(b: Bench) -> str:
-    return (await b.service.trial(1)).state
+    return (await _queries.trial(b.service, 1)).state
 
 
 def test_ticket_is_json_without_files_of_the_master_or_credentials(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_allocation_that_is_not_ready_is_killed_and_never_claimed(tmp_path: Path
 def test_allocation_that_has_ended_is_not_claimed(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(json.dumps(config_of(SINGLE))))["experiment"].id
+            number = (await _create.create_experiment(b.service, json.dumps(config_of(SINGLE))))["experiment"].id
             assert await b.ended(number) == "COMPLETED"
             with pytest.raises(Fenced):
                 await claim(b, b.engine.launched[0])

@@ -13,8 +13,18 @@ from sqlalchemy.orm import Session
 
 from det_core.errors import StoreError
 from det_core.master._errors import MasterError, NotFound, Stopping
-from det_core.master.service import _actor, _preemption, _retention, _steering
-from support.mastered import bench, train
+from det_core.master.service import (
+    _actor,
+    _checkpoints,
+    _create,
+    _lifecycle,
+    _preemption,
+    _queries,
+    _retention,
+    _steering,
+    _unmanaged,
+)
+from support.mastered import bench, experiments_of, train
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 2}
@@ -37,11 +47,11 @@ class Refusing:
 def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(b_config(), activate=False))["experiment"].id
+            number = (await _create.create_experiment(b.service, b_config(), activate=False))["experiment"].id
             Refusing(b.dying, 1)
             with pytest.raises(StoreError, match="disk is full"):  # answered 503: clients ask again
                 await _steering.activate(b.service, number)
-            assert (await b.service.experiment(number)).state == "PAUSED"
+            assert (await _queries.experiment(b.service, number)).state == "PAUSED"
             await asyncio.sleep(0.05)
             assert not b.engine.launched, "nothing was done that was not kept"
             await _steering.activate(b.service, number)
@@ -66,7 +76,7 @@ def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> No
                 raise ArithmeticError("a broken write")
 
             bad = asyncio.create_task(actor.do(lambda tx: tx.write(breaks)))
-            good = [asyncio.create_task(b.service.create_experiment(b_config())) for _ in range(3)]
+            good = [asyncio.create_task(_create.create_experiment(b.service, b_config())) for _ in range(3)]
             with pytest.raises(MasterError, match="a broken write"):
                 await bad
             numbers = [(await g)["experiment"].id for g in good]
@@ -93,7 +103,7 @@ def test_effect_that_fails_leaves_what_was_decided(tmp_path: Path, caplog: pytes
             more = asyncio.create_task(b.create(SINGLE))
             await bad
             numbers = [await creating, await more]
-            assert [view.id for view in await b.service.experiments()] == numbers
+            assert [view.id for view in await experiments_of(b.service)] == numbers
             assert done == [1]
             assert "ZeroDivisionError" in caplog.text
 
@@ -130,7 +140,7 @@ def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> 
             refusing = Refusing(b.dying, 1)
             while True:
                 try:
-                    await b.service.experiment(number)
+                    await _queries.experiment(b.service, number)
                 except NotFound:
                     break
                 await asyncio.sleep(0.05)
@@ -142,12 +152,12 @@ def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> 
 def test_deletion_of_a_checkpoint_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
-            number = (await b.service.create_experiment(b_config(), unmanaged=True))["experiment"].id
-            task = (await b.service.create_trial(number, {})).task_id
-            await b.service.register_checkpoint("c", task, metadata={"steps_completed": 1}, resources={"f": 1})
+            number = (await _create.create_experiment(b.service, b_config(), unmanaged=True))["experiment"].id
+            task = (await _unmanaged.create_trial(b.service, number, {})).task_id
+            await _checkpoints.register(b.service, "c", task, metadata={"steps_completed": 1}, resources={"f": 1})
             refusing = Refusing(b.dying, 1)
             await _retention.delete(b.service, ["c"])
-            while (await b.service.checkpoint("c")).state != "DELETED":
+            while (await _checkpoints.get(b.service, "c")).state != "DELETED":
                 await asyncio.sleep(0.05)
             assert refusing.left == 0
 
@@ -186,9 +196,9 @@ def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
             number = await b.create(SINGLE)
             await b.until(lambda: b.engine.running)
             poll = asyncio.create_task(_preemption.poll(b.service, b.engine.running[0], 60))
-            waiter = asyncio.create_task(b.service.wait_experiment(number, 60))
+            waiter = asyncio.create_task(_queries.wait(b.service, number, 60))
             await asyncio.sleep(0.05)
-            await b.service.stop()
+            await _lifecycle.stop(b.service)
             assert await poll is False
             assert (await waiter).state == "ACTIVE"
             with pytest.raises(Stopping):

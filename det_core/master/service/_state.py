@@ -1,4 +1,4 @@
-"""What the parts of the service share."""
+"""State of the service, which its modules share."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Hub:
-    """The service's parts, as they see each other.
+class ServiceState:
+    """State of the service.
 
     Attributes:
-        store: what is kept.
-        engine: what runs allocations.
-        settings: where the master is.
-        live: what goes on; only the actor changes it.
-        subscriptions: changes, and the requests that wait for them.
-        writing: held while a context archive becomes a file.
-        deletions: held while a storage deletes something; one that hangs holds up no more than others to be deleted.
-        actor: where decisions are made.
-        runner: what the engine is told.
-        identities: whom tokens belong to, of those that were shown; see ``_identify``.
-        remarks: what there is to say of experiments that have ended, with when they ended; looking it up takes long.
+        store: Store.
+        engine: Engine that runs allocations.
+        settings: Settings of the master.
+        live: Experiments, trials and allocations that have not ended; only the actor changes it.
+        subscriptions: Changes, and the requests that wait for them.
+        identities: Owners of tokens that were shown; see ``_identify``.
+        remarks: Remarks on ended experiments, with when they ended; looking them up takes long.
+        writing: Held while a context archive becomes a file.
+        deletions: Limit of deletions in storages at a time; one that hangs delays only others.
+        actor: Queue of decisions.
+        runner: Queues of orders to the engine.
     """
 
     store: Store

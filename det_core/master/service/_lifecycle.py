@@ -1,0 +1,40 @@
+"""Start and stop of the service."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from det_core.master.service._actor import Actor
+from det_core.master.service._exits import log_mark
+from det_core.master.service._listener import Ear
+from det_core.master.service._recovery import reload, resume
+from det_core.master.service._runner import Runner
+from det_core.master.service._schedule import schedule
+from det_core.master.service._search import settle
+from det_core.master.store import key_values
+from det_core.master.store.allocations import alive
+
+if TYPE_CHECKING:
+    from det_core.master.service._state import ServiceState
+
+
+async def start(hub: ServiceState) -> None:
+    """Read the store, adopt the allocations that still run, and continue what an earlier master did not finish."""
+    hub.runner = Runner(hub)
+    hub.actor = Actor(
+        hub.store, partial(settle, hub), partial(schedule, hub), partial(reload, hub), hub.subscriptions.publish
+    )
+    await reload(hub)
+    marks = await hub.store.read(lambda conn: {a.id: key_values.get(conn, log_mark(a.id)) for a in alive(conn)})
+    hub.actor.start()
+    await hub.engine.recover(marks, Ear(hub))
+    hub.runner.watch()
+    await resume(hub)
+
+
+async def stop(hub: ServiceState) -> None:
+    """Decide nothing more; allocations go on, and the next :func:`start` finds them."""
+    await hub.actor.stop()
+    hub.subscriptions.close()
+    await hub.runner.stop()
