@@ -12,9 +12,11 @@ import pytest
 import support
 from det_core.errors import CheckpointNotFound, PeerLost
 from det_core.storage import Owner, Store, open_store
+from fast.core.test_checkpoint_torch import lines, run
 from support.buckets import closing, contents
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
 from support.ranks import running
+from support.servers import S3Server
 
 TESTS = str(support.TESTS)
 RANKS = "from support.object_ranks import main; main()"
@@ -147,3 +149,13 @@ def kill_one_of_three(storage: dict[str, Any], tmp_path: Path, count: int) -> No
         assert {key.split("/")[0] for key in contents(store)} == {storage_id}  # type: ignore[arg-type]
         store.open(storage_id).check(FILES)
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+
+
+def test_shards_come_back_from_a_bucket(tmp_path: Path, moto_server: S3Server) -> None:
+    """Save in the background to a store other than a directory, and restore on fewer ranks."""
+    storage = moto_server.storage(moto_server.make_bucket(), "prefix")
+    saved = lines(run(tmp_path, 2, "save", storage, "async"), "saved")
+    assert saved[0] == saved[1] and len(saved[0]) == 2
+    storage_id, digest = saved[0][0]
+    assert lines(run(tmp_path, 1, "restore", storage, storage_id), "restored") == [[[digest]]]
+    assert list(tmp_path.rglob("*.distcp")) == [], "what is written and what is fetched goes when it has served"

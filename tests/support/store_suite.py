@@ -73,14 +73,14 @@ class CheckpointStoreSuite(ABC):
         source.mkdir()
         block = os.urandom(1 << 20)
         with (source / "large").open("wb") as f:
-            for i in range(100):
+            for i in range(40):
                 f.write(block[i:] + block[:i])
         staging = store.begin("one", owner())
         listing = scan(store.disk, str(source))
         staging.commit(staging.put(listing), [], METADATA, header("one"))
         entry = store.open("one").manifest.files["large"]
-        assert entry.size == 100 << 20
-        assert entry.digests is not None and len(set(entry.digests)) == 7
+        assert entry.size == 40 << 20
+        assert entry.digests is not None and len(set(entry.digests)) == 3
         store.open("one").copy_to(tmp_path / "out", ["large"], [])
         assert (tmp_path / "out" / "large").read_bytes() == (source / "large").read_bytes()
 

@@ -172,7 +172,7 @@ def test_bash_completes_checkpoint_ids(home: Path, tmp_path: Path) -> None:
     of_older = {f"c10-{older[-6:]}", "latest"}
     lines = {
         "det-core checkpoint ": subcommands("checkpoint"),
-        **{f"det-core checkpoint {word} ": {*of_newest, "latest"} for word in ("describe", "download", "verify", "rm")},
+        **{f"det-core checkpoint {word} ": {*of_newest, "latest"} for word in ("download", "rm")},
         "det-core checkpoint verify c2": {f"c20-{newest[-6:]}"},
         f"det-core checkpoint rm --run {older} ": of_older,
         f"det-core checkpoint rm --storage={store.root} ": of_older,

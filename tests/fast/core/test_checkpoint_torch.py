@@ -11,7 +11,6 @@ import pytest
 import support
 from support.checkpoints import STEPS, Recorder, alone, listed, nothing_is_left_over
 from support.ranks import Ranks, running
-from support.servers import S3Server
 
 torch = pytest.importorskip("torch")
 
@@ -52,16 +51,6 @@ def test_shards_come_back_bit_by_bit(tmp_path: Path) -> None:
     assert lines(ranks, "restored") == [[[digest], [digest]]] * 3
     size = sum((store / storage_id / name).stat().st_size for name in files)
     assert sum(int(found[0][0]) for found in lines(ranks, "fetched")) == size
-
-
-def test_shards_come_back_from_a_bucket(tmp_path: Path, moto_server: S3Server) -> None:
-    """Save in the background to a store other than a directory, and restore on fewer ranks."""
-    storage = moto_server.storage(moto_server.make_bucket(), "prefix")
-    saved = lines(run(tmp_path, 2, "save", storage, "async"), "saved")
-    assert saved[0] == saved[1] and len(saved[0]) == 2
-    storage_id, digest = saved[0][0]
-    assert lines(run(tmp_path, 1, "restore", storage, storage_id), "restored") == [[[digest]]]
-    assert list(tmp_path.rglob("*.distcp")) == [], "what is written and what is fetched goes when it has served"
 
 
 def test_torch_save_in_place(tmp_path: Path) -> None:

@@ -34,8 +34,7 @@ LOADER = """
 """
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(("method", "size"), [("spawn", 1), ("forkserver", 2)])
 def test_init_in_child_that_imports_the_script_is_one_line_and_no_run(method: str, size: int, tmp_path: Path) -> None:
     with running(PROCESS, size, tmp_path, args=(method,), cold=True) as ranks:
         assert ranks.wait() == [0] * size, ranks.output(0)

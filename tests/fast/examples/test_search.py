@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support import schema
+from support import schema, warm
 from support.person import Person
 from support.plain_halving import PlainPromotion
 
@@ -58,9 +58,10 @@ def person(home: Path, tmp_path: Path) -> Iterator[Person]:
 
 
 def test_a_small_search_climbs_the_rungs(person: Person, home: Path) -> None:
+    """Its scripts start warm; ``tests/trainings/test_quickstart_frameworks.py`` has a search of cold ones."""
     (person.folder / "project").mkdir()
     (person.folder / "project" / "small.py").write_text(SCRIPT)
-    (person.folder / "small.yaml").write_text(CONFIG)
+    (person.folder / "small.yaml").write_text(CONFIG.replace("python", warm.python(warm.HERE)))
     told = followed(person, "small.yaml", "project", 7)
     assert brackets_of(told) == [(4, [1, 2, 4]), (3, [2, 4])]
     check_decisions(home, told, divisor=2, concurrent=[8, 8])

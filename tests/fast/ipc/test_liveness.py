@@ -89,8 +89,17 @@ def check_others(ranks: Ranks, victim: int, killed: float, queued: list[float], 
         assert at - killed - waited < within, f"rank {rank} took {at - killed:.2f} s, {waited:.2f} of them in the queue"
 
 
-@pytest.mark.parametrize("collective", ["gather", "allgather", "broadcast"])
-@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (4, 0), (4, 2)])
+@pytest.mark.parametrize(  # every rank in every collective: tests/long/test_ipc_liveness.py
+    "size, victim, collective",
+    [
+        (2, 0, "broadcast"),
+        (2, 1, "gather"),
+        (4, 0, "gather"),
+        (4, 0, "allgather"),
+        (4, 2, "allgather"),
+        (4, 2, "broadcast"),
+    ],
+)
 def test_kill_with_children_alive_raises_peer_lost_on_the_others(
     tmp_path: Path, size: int, victim: int, collective: str
 ) -> None:

@@ -202,7 +202,7 @@ def test_script_without_handlers_ends_by_the_signal(tmp_path: Path) -> None:
 
 def test_signals_during_the_start_are_not_lost(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
-    for moment in range(12):
+    for moment in range(0, 12, 2):
         with launched(ranks(2, "--grace", "20"), script, folder=tmp_path) as job:
             time.sleep(moment * 0.03)
             os.kill(job.pid, signal.SIGTERM)
@@ -313,7 +313,7 @@ def test_nothing_outlives_a_kill_of_all_that_a_name_matches(tmp_path: Path, by: 
 
 
 def test_nothing_outlives_a_kill_at_any_moment(tmp_path: Path) -> None:
-    kill_at_any_moment(tmp_path, random.Random(38), times=12)
+    kill_at_any_moment(tmp_path, random.Random(38), times=8)
 
 
 def kill_at_any_moment(folder: Path, moments: random.Random, times: int) -> None:
