@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag
 
 from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
-from det_core.master.api._routing import Routes, TheCaller, TheService
+from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
 from det_core.master.api._types import Body, Id, Number, Size, Timestamp, TrialId, answer, done, state_in
 from det_core.master.service import _checkpoints, _operations, _queries, _reports, _steering, _storages, _unmanaged
 from det_core.protocol.wire import to_wire
@@ -123,9 +123,9 @@ class CompleteOperationRequest(Body):
 
 
 @routes.trial.get("/trials/{trial_id}/searcher/operation")
-async def operation(trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
-    """How far the trial is to train; answered at once."""
-    view = await _operations.current(service, trial_id, allocation_id=caller.allocation_id)
+async def operation(trial_id: TrialId, service: TheService, caller: TheCaller, pending: ThePendingRequests) -> Response:
+    """How far the trial is to train; answered once its search has decided on the operation that it has completed."""
+    view = await pending.wait(_operations.current(service, trial_id, allocation_id=caller.allocation_id))
     operation = {"requestId": view["request_id"], "length": str(view["length"])}
     return answer({"op": {"validateAfter": operation}, "completed": view["completed"]})
 

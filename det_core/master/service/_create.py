@@ -17,15 +17,16 @@ from det_core.config import (
     entrypoint_trial,
     parse_experiment,
 )
-from det_core.errors import DetCoreError
 from det_core.master._errors import Conflict, Invalid, NotFound
-from det_core.master.engines import check_archive, read_archived, unpack_archive
+from det_core.master.engines import check_archive, read_archived
 from det_core.master.scheduler import State
 from det_core.master.service import _queries, _show_experiments
 from det_core.master.service._live import LiveExperiment
+from det_core.master.service._search import employ
+from det_core.master.service._search_workers import SearchWorker, make_search
 from det_core.master.service._views import CreatedView
 from det_core.master.store import checkpoints, contexts, experiments, trials
-from det_core.search import Search, Started, create_search
+from det_core.search import Search, Started
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -123,14 +124,14 @@ class Draft:
         spec: its configuration.
         original: the text it was made from.
         context: the digest of its context directory, which is kept already.
-        search: its search, before its first event; None for an unmanaged one.
+        search: its search, before its first event; None for an unmanaged one, and for one that is not to be created.
         warm_start: the checkpoint that its trials start from.
     """
 
     spec: Experiment
     original: str
     context: str | None
-    search: Search | None
+    search: Search | SearchWorker | None
     warm_start: str | None
 
 
@@ -186,8 +187,12 @@ async def draft(
         if keep:
             digest = await hub.store.write(lambda conn: contexts.put(conn, context))
     warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
-    search = await make_search(hub, spec, digest, context)
     await asyncio.to_thread(_check_trial_class, spec, files, context)
+    # Last, so that nothing can fail while its process waits for an experiment.
+    search: Search | SearchWorker | None = await make_search(hub, spec, digest, context)
+    if isinstance(search, SearchWorker) and not keep:
+        await search.close()
+        search = None
     spec = replace(spec, warnings=(*spec.warnings, *_missing_scripts(spec, files)))
     return Draft(spec, _text(config), digest, search, warm_start)
 
@@ -239,35 +244,6 @@ def _text(config: str | Mapping[str, Any]) -> str:
     return json.dumps(config, indent=2)
 
 
-async def make_search(hub: ServiceState, spec: Experiment, digest: str | None, context: bytes | None = None) -> Search:
-    """The search of a configuration, before its first event.
-
-    Raises:
-        Invalid: there is none such, or the user's method cannot be used.
-    """
-    folder = await search_folder(hub, spec, digest, context)
-    try:
-        return await asyncio.to_thread(create_search, spec.searcher, spec.hyperparameters, spec.seed, folder=folder)
-    except (DetCoreError, ValueError) as e:
-        raise Invalid(f"searcher: {e}") from None
-
-
-async def search_folder(
-    hub: ServiceState, spec: Experiment, digest: str | None, context: bytes | None = None
-) -> str | None:
-    """Where the module of a user's search method is: the context directory, unpacked."""
-    if not spec.searcher.get("class") or (digest is None and context is None):
-        return None
-    if digest is not None and context is None:
-        context = await hub.store.read(lambda conn: contexts.get(conn, digest))
-    if context is None:
-        return None
-    folder = hub.settings.home / "master" / "searchers" / (digest or "draft")
-    if digest is None or not folder.exists():
-        await asyncio.to_thread(unpack_archive, io.BytesIO(context), folder)
-    return str(folder)
-
-
 def _warm_start(conn: Session, spec: Experiment) -> str | None:
     """The checkpoint that trials without one of their own start from (§13.6)."""
     if spec.source_trial_id is not None:
@@ -313,10 +289,15 @@ async def record(
         if parent_id is not None and experiments.get(conn, parent_id) is None:
             raise NotFound(f"there is no experiment {parent_id} to derive one from")
 
-    await hub.store.read(check)
-    return await hub.actor.do(
-        lambda tx: _record(hub, tx, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
-    )
+    try:
+        await hub.store.read(check)
+        return await hub.actor.do(
+            lambda tx: _record(hub, tx, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
+        )
+    except BaseException:
+        if isinstance(drafted.search, SearchWorker):
+            await drafted.search.close()
+        raise
 
 
 def _record(
@@ -369,6 +350,8 @@ def _record(
             warm_start=drafted.warm_start,
         )
         hub.live.experiments[experiment_id] = experiment
+        if isinstance(drafted.search, SearchWorker):
+            tx.then(employ, hub, experiment_id, drafted.search)
         experiment.pending.append(Started())
         hub.live.touch(experiment)
     return experiment_id

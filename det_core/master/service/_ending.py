@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from det_core import _clock
 from det_core.master.scheduler import State
 from det_core.master.service import _measured, _retention, _trials
+from det_core.master.service._search_workers import SearchWorker
 from det_core.master.store import experiments
 
 if TYPE_CHECKING:
@@ -33,7 +34,14 @@ def stop(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, state: 
     tx.publish(("experiment", experiment.id))
     for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
         _trials.stop(hub, tx, trial, state, why)
+    _stop_search(tx, experiment)
     hub.live.touch(experiment)
+
+
+def _stop_search(tx: Transaction, experiment: LiveExperiment) -> None:
+    """Kill the process of a search of which nothing will be asked any more, even if it hangs."""
+    if isinstance(experiment.search, SearchWorker):
+        tx.then(experiment.search.stop)
 
 
 def fail(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
@@ -61,6 +69,7 @@ def finish(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> No
     progress = 1.0 if experiment.state is State.COMPLETED or experiment.search is None else experiment.search.progress()
     tx.write(_write, experiment.id, experiment.state, progress, experiment.error)
     tx.write(_retention.due, add=experiment.id)
+    _stop_search(tx, experiment)
     del hub.live.experiments[experiment.id]
     tx.publish(("experiment", experiment.id))
     tx.then(hub.runner.retain, experiment.id)

@@ -15,6 +15,7 @@ from det_core.master.service._measured import Measured
 if TYPE_CHECKING:
     from det_core.config import Experiment
     from det_core.master.scheduler import PendingAllocation
+    from det_core.master.service._search_workers import SearchWorker
     from det_core.search import Event, Search
 
 
@@ -163,7 +164,8 @@ class LiveExperiment:
         known: the request ids of all trials, also ended ones, with their ids.
         search: its search; None for an unmanaged one.
         events: how many events of the search were recorded.
-        pending: events that the search has not been told yet.
+        pending: events that are not recorded yet.
+        unanswered: events that are recorded, and that its worker has not decided on.
         broken: why its search cannot be made again from what is kept.
         context: the digest of its context directory.
         warm_start: the checkpoint its trials start from.
@@ -175,11 +177,12 @@ class LiveExperiment:
     spec: Experiment
     state: State
     priority: int
-    search: Search | None
+    search: Search | SearchWorker | None
     trials: dict[str, LiveTrial] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)
     events: int = 0
     pending: deque[Event] = field(default_factory=deque)
+    unanswered: deque[Event] = field(default_factory=deque)
     broken: str | None = None
     context: str | None = None
     warm_start: str | None = None

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from det_core import _clock
 from det_core._json import equal_json, is_number, str_to_nonfinite
 from det_core.config import Experiment
 from det_core.master._errors import Conflict, Invalid, NotFound
@@ -13,6 +14,7 @@ from det_core.master.scheduler import State
 from det_core.master.service import _trials
 from det_core.master.service._access import experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._lengths import longest
+from det_core.master.service._search_workers import SearchWorker
 from det_core.master.service._views import OperationView
 from det_core.master.store import operations, trials
 from det_core.search import Completed, Progress
@@ -23,11 +25,13 @@ if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
     from det_core.master.store.trials import TrialRow
 
+DECISION_TIMEOUT = 20.0
+"""Maximum wait in seconds of a trial for its search; then it exits as if that was its last, and frees its slots."""
 REASONS = {"INVALID_HP": "INVALID_HP", "INIT_INVALID_HP": "INVALID_HP", "USER_REQUESTED_STOP": "USER_REQUESTED_STOP"}
 
 
 async def current(hub: ServiceState, trial_id: int, *, allocation_id: str | None = None) -> OperationView:
-    """Return the operation that a trial is to train now.
+    """Return the operation that a trial is to train now; waits for a search that is still to decide on its last one.
 
     ``allocation_id`` here and below: the one whose token was shown.
 
@@ -36,6 +40,9 @@ async def current(hub: ServiceState, trial_id: int, *, allocation_id: str | None
         Fenced: If the allocation has ended.
     """
     await know_trial(hub, trial_id)
+    until = _clock.monotonic() + DECISION_TIMEOUT
+    while _is_undecided(hub, trial_id) and _clock.monotonic() < until and not hub.subscriptions.is_closed:
+        await hub.subscriptions.wait(("trial", trial_id), hub.subscriptions.cursor, until - _clock.monotonic())
 
     def look(tx: Transaction) -> OperationView:
         trial = live_trial(hub, trial_id, allocation_id)
@@ -46,6 +53,16 @@ async def current(hub: ServiceState, trial_id: int, *, allocation_id: str | None
         return OperationView(request_id=trial.request_id, length=trial.length, completed=trial.completed)
 
     return await hub.actor.do(look)
+
+
+def _is_undecided(hub: ServiceState, trial_id: int) -> bool:
+    """Return whether the search of a trial that runs on is still to decide on its completed operation."""
+    trial = hub.live.trials.get(trial_id)
+    if trial is None or not trial.completed or (trial.allocation is not None and trial.allocation.ending):
+        return False
+    return any(
+        isinstance(event, Completed) and event.request_id == trial.request_id for event in trial.experiment.unanswered
+    )
 
 
 async def complete(
@@ -149,6 +166,8 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
     event = Progress(trial.request_id, units)
     if event.kind in search.event_kinds:
         trial.experiment.pending.append(event)
+    elif isinstance(search, SearchWorker):
+        tx.then(search.note, event)
     else:
         search.handle(event)  # it decides nothing, so that nothing is recorded
 

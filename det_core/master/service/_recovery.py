@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING
 from det_core import _clock
 from det_core.config import Experiment
 from det_core.master.scheduler import ExitKind, Losses, State
-from det_core.master.service import _create, _facts, _operations, _retention, _trials, _unmanaged
+from det_core.master.service import _facts, _operations, _retention, _search, _trials, _unmanaged
 from det_core.master.service._live import Launch, Live, LiveAllocation, LiveExperiment, LiveTrial
+from det_core.master.service._search_workers import SearchWorker, has_worker, is_over, prepare_worker, recall
 from det_core.master.store import allocations, experiments, operations, searcher_events, trials
-from det_core.search import Search, Started, action_from_dict, event_from_dict
+from det_core.search import Search, Started, event_from_dict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,19 +88,31 @@ async def reload(hub: ServiceState) -> None:
         for trial in experiment.trials.values():
             _trials.enqueue(hub, trial)
         live.touch(experiment)
+        if isinstance(experiment.search, SearchWorker) and experiment.alive:
+            _search.employ(hub, experiment.id, experiment.search)
+    for number, worker in hub.workers.items():
+        if number not in live.experiments:
+            worker.stop()
 
 
-async def _recall_safely(hub: ServiceState, kept: Kept) -> Search | str:
-    """A search as it was; or why it cannot be made again: the user's method may be gone, or raise."""
+async def _recall_safely(hub: ServiceState, kept: Kept) -> Search | SearchWorker | str:
+    """Return a search as it was, or why it cannot be made again. That of a worker replays later, by itself."""
     row = kept.row
+    spec = Experiment(row.config)
+    worker = hub.workers.get(row.id)
     try:
-        return await recall(hub, Experiment(row.config), row.context, kept.events)
+        if not has_worker(spec):
+            return await asyncio.to_thread(recall, spec, kept.events)
+        if worker is None or worker.is_stopped:
+            worker = await prepare_worker(hub, spec, row.context)
+            worker.over = any(is_over(event) for event in kept.events)
+        return worker
     except Exception as e:
         LOG.error("experiment %d: its search cannot be made again: %s", row.id, e)
         return f"its search cannot be made again from what is kept: {e}"
 
 
-def _experiment(hub: ServiceState, kept: Kept, search: Search | str) -> LiveExperiment:
+def _experiment(hub: ServiceState, kept: Kept, search: Search | SearchWorker | str) -> LiveExperiment:
     row = kept.row
     experiment = LiveExperiment(
         id=row.id,
@@ -112,21 +126,13 @@ def _experiment(hub: ServiceState, kept: Kept, search: Search | str) -> LiveExpe
         warm_start=next((t.warm_start for t in kept.trials), None),
         error=row.error,
     )
+    if isinstance(search, SearchWorker):
+        experiment.unanswered.extend(event_from_dict(event.event) for event in kept.events if event.actions is None)
     for trial in kept.trials:
         experiment.known[trial.request_id] = trial.id
         if not State(trial.state).terminal:
             _trials.adopt(hub, _trial(experiment, trial, kept))
     return experiment
-
-
-async def recall(
-    hub: ServiceState, spec: Experiment, context: str | None, events: Sequence[SearcherEventRow]
-) -> Search:
-    """A search as it was: what was decided is applied, from the first event on, and nothing decided anew."""
-    search = await _create.make_search(hub, spec, context)
-    for row in events:
-        search.apply(event_from_dict(row.event), [action_from_dict(action) for action in row.actions or ()])
-    return search
 
 
 def _trial(experiment: LiveExperiment, row: TrialRow, kept: Kept) -> LiveTrial:

@@ -1,14 +1,22 @@
-"""What searches are told, what they decide, and how that is recorded and carried out."""
+"""Decisions of searches: asked for, recorded and carried out.
+
+The searches of this package decide within microseconds, in the transaction that records the event. Those that may take
+long have a worker: the event is recorded without an answer, the worker decides, and a second transaction records and
+carries out its decisions. An event without an answer is asked again at the start of the next master.
+"""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
+from det_core.master._errors import Stopping
 from det_core.master.scheduler import State
-from det_core.master.service import _ending, _trials
+from det_core.master.service import _ending, _facts, _trials
+from det_core.master.service._search_workers import SearchDied, SearchFailed, SearchWorker
 from det_core.master.store import searcher_events
-from det_core.search import Close, Create, Shutdown, Stop, TrainTo, TrialCreated
+from det_core.search import Close, Create, Shutdown, Stop, TrainTo, TrialCreated, event_from_dict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +24,7 @@ if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
     from det_core.master.service._live import LiveExperiment, LiveTrial
     from det_core.master.service._state import ServiceState
-    from det_core.search import Action, Event
+    from det_core.search import Action, Event, Search
 
 LOG = logging.getLogger("det_core")
 
@@ -29,32 +37,139 @@ def settle(hub: ServiceState, tx: Transaction) -> None:
             _ending.fail(hub, tx, experiment, experiment.broken)
         while experiment.pending:
             event = experiment.pending.popleft()
-            if experiment.alive and experiment.search is not None and event.kind in experiment.search.event_kinds:
-                _tell(hub, tx, experiment, event)
+            search = experiment.search
+            if not experiment.alive or search is None or event.kind not in search.event_kinds:
+                continue
+            if isinstance(search, SearchWorker):
+                _put_off(tx, experiment, search, event)
+            else:
+                _tell(hub, tx, experiment, search, event)
         _ending.finish(hub, tx, experiment)
 
 
-def _tell(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, event: Event) -> None:
-    """Tell a search one event. What it decides is carried out, and recorded with the event."""
-    assert experiment.search is not None
+def _tell(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, search: Search, event: Event) -> None:
+    """Have a search decide on an event; the decisions, all that it is recovered from, are recorded with the event."""
     try:
-        actions = experiment.search.handle(event)
+        actions = search.handle(event)
     except Exception as e:
-        # The method may be the user's: whatever it raises ends the experiment, and no other one.
         LOG.warning("experiment %d: its search failed at %r: %s", experiment.id, event, e)
         _ending.fail(hub, tx, experiment, f"its search failed at {event!r}: {type(e).__name__}: {e}")
         return
-    record(hub, tx, experiment, event, actions)
+    experiment.events += 1
+    tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
     for action in actions:
         _carry_out(hub, tx, experiment, action)
 
 
-def record(
-    hub: ServiceState, tx: Transaction, experiment: LiveExperiment, event: Event, actions: Sequence[Action]
-) -> None:
-    """Keep an event with the decisions taken: they are all that a search is recovered from."""
+def _put_off(tx: Transaction, experiment: LiveExperiment, worker: SearchWorker, event: Event) -> None:
+    """Record an event on which a worker decides later."""
     experiment.events += 1
-    tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
+    experiment.unanswered.append(event)
+    tx.write(searcher_events.add, experiment.id, event.to_dict(), None)
+    tx.then(worker.wake)
+
+
+def employ(hub: ServiceState, experiment_id: int, worker: SearchWorker) -> None:
+    """Begin to ask a worker, unless that has begun."""
+    if worker.experiment_id is None:
+        worker.experiment_id = experiment_id
+        hub.workers[experiment_id] = worker
+        hub.runner.keep_running(
+            partial(_ask_events, hub, experiment_id, worker), f"search of experiment {experiment_id}"
+        )
+
+
+async def _ask_events(hub: ServiceState, experiment_id: int, worker: SearchWorker) -> None:
+    """Have a worker decide on the recorded events, one after the other, until its experiment ends.
+
+    If this fails, as by a database error, it is begun again: the process is replaced, and replays what is recorded.
+    """
+    try:
+        ordinal = 0
+        deaths = 0
+        while not worker.is_stopped:
+            event = None
+            try:
+                if not worker.is_open:
+                    ordinal = await _open(hub, experiment_id, worker)
+                read = partial(searcher_events.after, experiment_id=experiment_id, ordinal=ordinal - 1, limit=1)
+                rows = await hub.store.read(read)
+                if not rows:
+                    await worker.wait()
+                    continue
+                event = event_from_dict(rows[0].event)
+                actions = await worker.handle(event)
+            except SearchDied as e:
+                await worker.close()
+                deaths += 1
+                if deaths == 1 and not worker.is_stopped:
+                    LOG.warning("experiment %d: %s; starting it again", experiment_id, e)
+                    continue
+                error = str(e)
+            except SearchFailed as e:
+                error = str(e)
+            else:
+                await hub.actor.do(partial(_answered, hub, experiment_id, worker, ordinal, event, actions))
+                ordinal += 1
+                deaths = 0
+                continue
+            await hub.actor.do(partial(_failed, hub, experiment_id, worker, event, error))
+    except Stopping:
+        return
+    finally:
+        await worker.close()
+    if hub.workers.get(experiment_id) is worker:
+        del hub.workers[experiment_id]
+
+
+async def _open(hub: ServiceState, experiment_id: int, worker: SearchWorker) -> int:
+    """Start the process of a worker as its search was; return the ordinal of the first event without an answer."""
+    rows = await hub.store.read(lambda conn: searcher_events.after(conn, experiment_id))
+    record = [(row.event, row.actions) for row in rows if row.actions is not None]
+    await worker.open(record)
+    for trial in list(hub.live.trials.values()):
+        if trial.experiment.id == experiment_id and _facts.goes_by_validations(trial):
+            await _facts.catch_up(hub, trial)
+    return len(record)
+
+
+def _answered(
+    hub: ServiceState,
+    experiment_id: int,
+    worker: SearchWorker,
+    ordinal: int,
+    event: Event,
+    actions: Sequence[Action],
+    tx: Transaction,
+) -> None:
+    """Record and carry out the decisions on an event."""
+    experiment = hub.live.experiments.get(experiment_id)
+    if experiment is None or experiment.search is not worker or not experiment.alive:
+        return
+    experiment.unanswered.popleft()
+    tx.write(searcher_events.decide, experiment_id, ordinal, [action.to_dict() for action in actions])
+    trial = experiment.trials.get(getattr(event, "request_id", ""))
+    if trial is not None:  # it may wait for this
+        tx.publish(("trial", trial.id))
+    for action in actions:
+        if isinstance(action, Shutdown):
+            tx.then(worker.conclude)
+        _carry_out(hub, tx, experiment, action)
+    hub.live.touch(experiment)
+
+
+def _failed(
+    hub: ServiceState, experiment_id: int, worker: SearchWorker, event: Event | None, error: str, tx: Transaction
+) -> None:
+    """End an experiment whose search failed at an event, or at its start."""
+    experiment = hub.live.experiments.get(experiment_id)
+    if experiment is None or experiment.search is not worker or not experiment.alive:
+        return
+    text = f"its search cannot be made again from what is kept: {error}"
+    if event is not None:
+        text = f"its search failed at {event!r}: {error}"
+    LOG.warning("experiment %d: %s", experiment_id, text)
+    _ending.fail(hub, tx, experiment, text)
 
 
 def _carry_out(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
 from det_core.master._errors import WrongState
 from det_core.master.service._access import experiment_row, no_task
-from det_core.master.service._recovery import recall
+from det_core.master.service._search_workers import has_worker, recall
 from det_core.master.service._views import SearchView
 from det_core.master.store import contexts, searcher_events, trials
 
@@ -36,13 +37,19 @@ async def state(hub: ServiceState, experiment_id: int) -> SearchView:
     events, count, requested, closed = await hub.store.read(look)
     live = hub.live.experiments.get(experiment_id)
     search = None if live is None else live.search
-    if search is None:
-        search = await recall(hub, Experiment(row.config), row.context, events)
+    spec = Experiment(row.config)
+    progress = row.progress
+    rungs: list[dict[str, Any]] = []
+    if search is None and not has_worker(spec):
+        search = await asyncio.to_thread(recall, spec, events)
+    if search is not None:
+        progress = search.progress()
+        rungs = search.rungs()
     return SearchView(
         experiment_id=experiment_id,
         searcher=row.config["searcher"],
-        progress=search.progress(),
-        rungs=search.rungs(),
+        progress=progress,
+        rungs=rungs,
         events=count,
         trials_requested=requested,
         trials_closed=closed,

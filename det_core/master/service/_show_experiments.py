@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from det_core.config import Experiment
 from det_core.master.scheduler import DEFAULT_PRIORITY, State
 from det_core.master.service import _measured
+from det_core.master.service._search_workers import SearchWorker
 from det_core.master.store import experiments, validations
 from det_core.protocol.records import ExperimentView
 
@@ -55,10 +56,13 @@ def snapshot(hub: ServiceState, experiment_id: int) -> dict[int, Snapshot]:
 def _snapshot(experiment: LiveExperiment) -> Snapshot:
     allocations = [trial.allocation for trial in experiment.trials.values() if trial.allocation is not None]
     measured = experiment.measured
+    remarks = [] if measured.warning is None or measured.known else [measured.warning]
+    if isinstance(experiment.search, SearchWorker):
+        remarks += experiment.search.remarks()
     return Snapshot(
         progress=None if experiment.search is None else experiment.search.progress(),
         stop_by=tuple(end for end in (allocation.stop_by for allocation in allocations) if end is not None),
-        remarks=() if measured.warning is None or measured.known else (measured.warning,),
+        remarks=tuple(remarks),
     )
 
 

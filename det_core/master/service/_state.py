@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from det_core.master.engines import Engine
     from det_core.master.service._actor import Actor
     from det_core.master.service._runner import Runner
+    from det_core.master.service._search_workers import SearchWorker
     from det_core.master.service._views import TokenView
     from det_core.master.store import Store
 
@@ -34,6 +35,7 @@ class ServiceState:
         deletions: Limit of deletions in storages at a time; one that hangs delays only others.
         actor: Queue of decisions.
         runner: Queues of orders to the engine.
+        workers: Searches in processes of their own, by experiment.
     """
 
     store: Store
@@ -41,6 +43,7 @@ class ServiceState:
     settings: MasterSettings
     live: Live = field(default_factory=Live)
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
+    workers: dict[int, SearchWorker] = field(default_factory=dict)
     identities: dict[str, TokenView] = field(default_factory=dict)
     remarks: dict[int, tuple[float, list[str]]] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)

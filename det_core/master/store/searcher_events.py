@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from det_core import _clock
@@ -16,7 +16,7 @@ from det_core.master.store._schema import SEARCHER_EVENTS
 
 @dataclass(frozen=True)
 class SearcherEventRow:
-    """An event and the decisions on it; None: none was taken."""
+    """An event and the decisions on it; None: the search has not answered yet."""
 
     experiment_id: int
     ordinal: int
@@ -39,6 +39,12 @@ def add(
     }
     session.execute(SEARCHER_EVENTS.insert().values(values))
     return ordinal
+
+
+def decide(session: Session, experiment_id: int, ordinal: int, actions: Sequence[Mapping[str, Any]]) -> None:
+    """Record the decisions on an event that was recorded without."""
+    row = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & (SEARCHER_EVENTS.c.ordinal == ordinal)
+    session.execute(update(SEARCHER_EVENTS).where(row).values(actions=[dict(action) for action in actions]))
 
 
 def count(session: Session, experiment_id: int) -> int:

@@ -1,0 +1,287 @@
+"""A search that runs a user's code stops nothing but itself: it waits, hangs, dies or lies in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core._standalone.processes import descendants, start_time
+from det_core.master._errors import Invalid, NotFound
+from det_core.master.service import _create, _lifecycle, _queries, _retention, _search_workers, _steering
+from support.mastered import Bench, bench, config_of, train, trials_of
+
+SINGLE = {"name": "single", "max_length": 2}
+METHOD = """
+import os, re, sys, time
+from det_core.search import Close, SearchMethod, TrainTo
+
+{head}
+def wait_for_flag():
+    open({flag!r} + ".asked", "a").write("x")
+    while not os.path.exists({flag!r}):
+        time.sleep(0.01)
+
+def hold_the_interpreter():
+    if not os.path.exists({flag!r}):
+        open({flag!r} + ".asked", "a").write("x")
+        re.match("(a+)+$", "a" * 64 + "b")
+
+class Mine(SearchMethod):
+    def __init__(self, setup):
+        super().__init__(setup)
+        {init}
+
+    def handle(self, event):
+        print("a user's method may print")
+        if event.kind == "started":
+            made = self.create({{"lr": 0.5}})
+            return [made, TrainTo(made.request_id, 2)]
+        if event.kind == "completed" and event.length == 2:
+            {completed}
+            return [TrainTo(event.request_id, 4)]
+        if event.kind == "completed":
+            return [Close(event.request_id)]
+        return []
+"""
+CUSTOM = {"name": "custom", "class": "mine:Mine"}
+
+
+class Method:
+    """A user's search method whose trial trains to 2, then to 4.
+
+    Attributes:
+        context: Context directory with its module.
+        flag: File that it may wait for.
+    """
+
+    def __init__(self, folder: Path, completed: str = "pass", *, init: str = "pass", head: str = "") -> None:
+        self.flag = folder / "flag"
+        text = METHOD.format(flag=str(self.flag), completed=completed, init=init, head=head).encode()
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w:gz") as tar:
+            member = tarfile.TarInfo("mine.py")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+        self.context = out.getvalue()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it waits, or hangs, by now."""
+        return Path(f"{self.flag}.asked").exists()
+
+    async def create(self, b: Bench) -> int:
+        """Create an experiment with it; return its ID."""
+        return (await b.do(lambda s: _create.create_experiment(s, config_of(CUSTOM), self.context)))["experiment"].id
+
+
+def pid_of(b: Bench, number: int) -> int:
+    """Return the process of an experiment's search."""
+    process = b.service.workers[number]._process
+    assert process is not None
+    return process.pid
+
+
+def test_search_that_takes_long_holds_up_nothing_else(tmp_path: Path) -> None:
+    async def main() -> None:
+        method = Method(tmp_path, "wait_for_flag()")
+        async with bench(tmp_path, train, slots=2) as b:
+            number = await method.create(b)
+            await b.until(lambda: method.is_asked)
+            assert (_queries.master(b.service))["slots_in_use"]
+            other = await b.create(SINGLE)
+            assert await b.ended(other) == "COMPLETED", "reports were taken, and another search decided"
+            assert (await _queries.experiment(b.service, number)).state == "ACTIVE"
+            method.flag.touch()
+            assert await b.ended(number) == "COMPLETED"
+            (trial,) = await trials_of(b.service, number)
+            assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
+            assert trial.trial_run_id == 1, "it waited for the decision, and did not exit"
+            assert (await _queries.experiment(b.service, number)).progress == 1.0
+            assert not b.service.workers
+
+    asyncio.run(main())
+
+
+def test_search_that_hangs_is_reported_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_search_workers, "SLOW", 0.1)
+
+    async def main() -> None:
+        method = Method(tmp_path, "hold_the_interpreter()")
+        async with bench(tmp_path, train) as b:
+            number = await method.create(b)
+            pid = pid_of(b, number)
+            await b.until(lambda: method.is_asked)
+            while not (await _queries.experiment(b.service, number)).remarks:
+                await asyncio.sleep(0.01)
+            (remark,) = (await _queries.experiment(b.service, number)).remarks
+            assert "has not answered Completed(" in remark
+            assert remark.partition(" for ")[0] in caplog.text
+            await _steering.kill(b.service, number)
+            assert await b.ended(number) == "CANCELED"
+            await b.until(lambda: start_time(pid) is None)
+            await _retention.delete_experiment(b.service, number)
+            with pytest.raises(NotFound):
+                while True:
+                    await _queries.experiment(b.service, number)
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_trial_does_not_wait_for_ever_for_its_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_core.master.service._operations.DECISION_TIMEOUT", 0.1)
+
+    async def main() -> None:
+        method = Method(tmp_path, "wait_for_flag()")
+        async with bench(tmp_path, train) as b:
+            number = await method.create(b)
+            await b.until(lambda: method.is_asked and not b.service.live.allocations)
+            assert await b.ended(await b.create(SINGLE)) == "COMPLETED", "its slot is free"
+            await _steering.pause(b.service, number)
+            method.flag.touch()
+            await b.until(lambda: not b.service.live.experiments[number].unanswered)
+            await _steering.activate(b.service, number)
+            assert await b.ended(number) == "COMPLETED"
+            (trial,) = await trials_of(b.service, number)
+            assert (trial.operation_length, trial.trial_run_id, trial.restarts) == (4, 2, 0)
+
+    asyncio.run(main())
+
+
+def test_event_without_an_answer_is_asked_again_by_the_next_master(tmp_path: Path) -> None:
+    async def main() -> None:
+        method = Method(tmp_path, "hold_the_interpreter()")
+        async with bench(tmp_path, train) as b:
+            number = await method.create(b)
+            pid = pid_of(b, number)
+            await b.until(lambda: method.is_asked)
+            b.dying.dead.set()
+            await b.revive()
+            assert start_time(pid) is None, "it ends with its master, although it holds the interpreter"
+            await _steering.pause(b.service, number)
+            await _lifecycle.stop(b.service)
+            method.flag.touch()
+            b.dying.dead.set()
+            await b.revive()
+            await _steering.activate(b.service, number)
+            assert await b.ended(number) == "COMPLETED"
+            assert list(b.reader(number).operations().values()) == [[(2, 0.5333333333333333), (4, 0.4)]]
+
+    asyncio.run(main())
+
+
+def test_process_of_a_search_that_dies_is_started_again_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        method = Method(tmp_path, "wait_for_flag()")
+        async with bench(tmp_path, train) as b:
+            number = await method.create(b)
+            await b.until(lambda: method.is_asked)
+            first = pid_of(b, number)
+            os.kill(first, signal.SIGKILL)
+            await b.until(lambda: b.service.workers[number].is_open and pid_of(b, number) != first)
+            other = await method.create(b)
+            method.flag.touch()
+            assert await b.ended(number) == await b.ended(other) == "COMPLETED"
+
+        dying = Method(tmp_path, "os._exit(3)")
+        async with bench(tmp_path, train) as b:
+            number = await dying.create(b)
+            assert await b.ended(number) == "ERROR"
+            error = str((await _queries.experiment(b.service, number)).error)
+            assert "its search failed at Completed(" in error
+            assert "its process exited with status 3" in error
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("completed", "error"),
+    [
+        ("raise RuntimeError('no idea')", "no idea"),
+        ("sys.exit('enough')", "SystemExit: enough"),
+        ("return [self.create({'lr': {1, 2}})]", "its decision cannot be recorded: TypeError"),
+        ("return ['train']", "AttributeError"),
+    ],
+)
+def test_what_a_method_raises_or_returns_ends_its_experiment(tmp_path: Path, completed: str, error: str) -> None:
+    async def main() -> None:
+        method = Method(tmp_path, completed)
+        async with bench(tmp_path, train) as b:
+            number = await method.create(b)
+            assert await b.ended(number) == "ERROR"
+            assert error in str((await _queries.experiment(b.service, number)).error)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("parts", "error"),
+    [
+        ({"init": "time.sleep(60)"}, "has not started within 0 s"),
+        ({"head": "time.sleep(60)"}, "has not started within 0 s"),
+        ({"init": "raise RuntimeError('no idea')"}, "RuntimeError: no idea"),
+        ({"head": "import nothing_of_that_name"}, "nothing_of_that_name"),
+    ],
+)
+def test_method_that_does_not_start_is_refused_and_holds_up_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any], error: str
+) -> None:
+    async def main() -> None:
+        method = Method(tmp_path, **parts)
+        async with bench(tmp_path, train) as b:
+            # More than the threads of the loop's pool.
+            bad = [asyncio.create_task(method.create(b)) for _ in range(3)]
+            assert await b.ended(await b.create(SINGLE)) == "COMPLETED"
+            if "sleep" in str(parts):
+                monkeypatch.setattr(_search_workers, "START_TIMEOUT", 0.1)
+                bad = [asyncio.create_task(method.create(b))]
+            for task in bad:
+                with pytest.raises(Invalid, match=error):
+                    await task
+
+    asyncio.run(main())
+
+
+def test_validation_leaves_no_process_and_no_files(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            config = config_of(CUSTOM)
+            before = descendants()
+            await _create.create_experiment(b.service, config, Method(tmp_path).context, validate_only=True)
+            assert not list((tmp_path / "master" / "searchers").iterdir())
+            assert descendants() <= before
+
+    asyncio.run(main())
+
+
+async def recorded(folder: Path, deaths: int) -> dict[str, Any]:
+    """Return the record of a custom search whose master dies so often, each time with an event to decide on."""
+    folder.mkdir()
+    method = Method(folder)
+    async with bench(folder, train) as b:
+        number = await method.create(b)
+
+        def events() -> int:
+            experiment = b.service.live.experiments.get(number)
+            return 1000 if experiment is None else experiment.events
+
+        for count in range(deaths):
+            await b.until(lambda count=count: events() > count)
+            b.dying.dead.set()
+            await b.revive()
+        assert await b.ended(number) == "COMPLETED"
+        return await b.record(number)
+
+
+def test_deaths_of_the_master_change_nothing_in_a_custom_search(tmp_path: Path) -> None:
+    calm = asyncio.run(recorded(tmp_path / "calm", 0))
+    assert asyncio.run(recorded(tmp_path / "deadly", 3)) == calm
