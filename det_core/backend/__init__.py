@@ -1,6 +1,5 @@
-"""The seam: who answers a script's questions. What a run under a master needs is in :mod:`det_core.backend.rest`."""
+"""The seam between a script and what answers its requests; :mod:`det_core.backend.rest` is for runs under a master."""
 
-from det_core.backend._local import LocalBackend
-from det_core.backend._protocol import Backend
+from det_core.backend._backend import Backend, LocalBackend
 
 __all__ = ["Backend", "LocalBackend"]

@@ -1,4 +1,4 @@
-"""The bodies of the wire contract, §5: pure."""
+"""Bodies of requests of the wire contract, §5. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 from det_core import _clock
 from det_core._storage_settings import BUCKET_SCHEMES
-from det_core.backend._rest_master import Master
+from det_core.backend._operations import Master
+
+FIRST_WITH_FRACTIONS = (0, 37)
+"""First release of Determined that takes progress as a fraction."""
 
 
 def metrics(trial_id: int, trial_run_id: int, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the journal as a metrics report."""
+    """Return a row of the journal as a report of metrics."""
     values: dict[str, Any] = {"avgMetrics": record["metrics"]}
     if record.get("batch_metrics") is not None:
         values["batchMetrics"] = record["batch_metrics"]
@@ -28,33 +31,33 @@ def metrics(trial_id: int, trial_run_id: int, record: Mapping[str, Any]) -> dict
     }
 
 
-def progress(said: Mapping[str, Any], master: Master) -> Any:
-    """What was said of progress, as a master of that release takes it; None: it has no way to take it.
+def progress(report: Mapping[str, Any], master: Master) -> Any:
+    """Return a report of progress in the form that a master of its release takes, or None if there is none.
 
     Args:
-        said: ``units`` and ``length`` of an operation, or ``fraction`` of the whole.
-        master: the master.
+        report: ``units`` and ``length`` of an operation, or ``fraction`` of the whole.
+        master: Identity of the master.
     """
-    old = master.release is not None and master.release < (0, 37)
-    if "fraction" in said:
-        return None if old else {"progress": said["fraction"], "is_raw": True}
-    if old:
-        return float(said["units"])
+    takes_units_only = master.release is not None and master.release < FIRST_WITH_FRACTIONS
+    if "fraction" in report:
+        return None if takes_units_only else {"progress": report["fraction"], "is_raw": True}
+    if takes_units_only:
+        return float(report["units"])
     if master.has_operations is False:
-        return {"progress": min(said["units"] / max(said["length"], 1), 1.0), "is_raw": True}
-    return {"progress": float(said["units"])}
+        return {"progress": min(report["units"] / max(report["length"], 1), 1.0), "is_raw": True}
+    return {"progress": float(report["units"])}
 
 
 def checkpoint(
     record: Mapping[str, Any], *, task_id: str, allocation_id: str | None, storage_id: int | None
 ) -> dict[str, Any]:
-    """The registration of a complete checkpoint.
+    """Return the registration of a complete checkpoint.
 
     Args:
-        record: as it is journaled.
-        task_id: whose it is.
-        allocation_id: which run of the task has made it; None for an unmanaged one.
-        storage_id: the master's number of the storage.
+        record: Record of the journal.
+        task_id: Task that has saved it.
+        allocation_id: Run of the task that has saved it; None for an unmanaged one.
+        storage_id: The master's number of the storage.
     """
     return {
         "uuid": record["storage_id"],
@@ -70,28 +73,32 @@ def checkpoint(
 
 
 def remains(storage_id: str, resources: Mapping[str, int]) -> dict[str, Any]:
-    """What is left of a checkpoint."""
+    """Return the report of the files that are left of a checkpoint."""
     return {"checkpoints": [{"uuid": storage_id, "resources": {"resources": sizes(resources)}}]}
 
 
 def storage_settings(chosen: Mapping[str, Any] | str | None, *, foreign: bool) -> dict[str, Any] | None:
-    """Where checkpoints go, as a section ``checkpoint_storage`` (§5.1); None: nothing that the master could use.
+    """Return a storage as a section ``checkpoint_storage`` (§5.1), or None if the master cannot use it.
 
     Args:
-        chosen: such a section, a folder, or a URL.
-        foreign: whether it is another master than ours.
+        chosen: Such a section, a directory, or a URL.
+        foreign: Whether it is for a Determined master.
     """
+    if not chosen:
+        return None
     if not isinstance(chosen, str):
-        return dict(chosen) if chosen and chosen.get("type") else None
+        return dict(chosen) if chosen.get("type") else None
     scheme, slashes, rest = chosen.partition("://")
     if not slashes:
         return {"type": "shared_fs", "host_path": os.path.abspath(chosen)}
     bucket, _, prefix = rest.partition("/")
     if scheme in BUCKET_SCHEMES:
         return {"type": BUCKET_SCHEMES[scheme], "bucket": bucket, "prefix": prefix}
-    return None if foreign else {"type": "fsspec", "url": chosen}
+    if foreign:
+        return None  # the type is one of det_core's own
+    return {"type": "fsspec", "url": chosen}
 
 
 def sizes(resources: Mapping[str, int]) -> dict[str, str]:
-    """Path to size, the sizes as the strings that int64 travels in."""
+    """Return sizes by path as text, in which int64 travels."""
     return {path: str(size) for path, size in resources.items()}
