@@ -43,6 +43,9 @@ class Record:
     async def open_context(self, digest: str) -> IO[bytes]:
         raise AssertionError("no plan has a context")
 
+    async def deliver(self, *_: object, **__: object) -> int:
+        raise AssertionError("this machine has the master's folders")
+
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         self.add("journal", allocation_id, records=[dict(record) for record in records])
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from det_core.journal import Journal
-from det_core.master.engines import Cause, Claim, Engine, ExitReport, LogLine, Ticket
+from det_core.master.engines import AllocationFolder, Cause, Claim, Copy, Engine, ExitReport, LogLine, Ticket
 
 PATIENCE = 90.0
 CODE = "claim code"
@@ -391,7 +391,7 @@ class EngineSuite(ABC):
         self, folder: Path, *, slots: int = 2, known: Mapping[str, str | None] | None = None
     ) -> AsyncIterator[Bench]:
         """Yield a bench with an engine at work in ``folder``, and a listener."""
-        bench = Bench(self.make_engine(folder / "home", slots))
+        bench = Bench(self.make_engine(folder / "home", slots), folder / "home")
         assert bench.engine.pool.slots == slots
         await bench.engine.recover(known or {}, bench)
         task = asyncio.create_task(bench.listen())
@@ -409,6 +409,7 @@ class Bench:
     """Listens to an engine, and keeps what it says."""
 
     engine: Engine
+    home: Path
     lines: dict[str, list[LogLine]] = field(default_factory=dict)
     marks: dict[str, str] = field(default_factory=dict)
     journals: dict[str, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
@@ -433,6 +434,15 @@ class Bench:
     async def open_context(self, digest: str) -> IO[bytes]:
         """Open a context, which is named by its path here."""
         return open(digest, "rb")
+
+    async def deliver(
+        self, allocation_id: str, node: int, token: str, name: str, data: bytes, *, offset: int = 0,
+        digest: str | None = None,
+    ) -> int:  # fmt: skip
+        """Take a piece into the folder of the master."""
+        assert token == f"token of node {node}" and allocation_id not in self.ended
+        copy = Copy(AllocationFolder(self.home / "master" / "allocations" / allocation_id), node)
+        return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take records."""

@@ -228,6 +228,10 @@ class _Deaf:
         """Refuse."""
         raise Stopping("nothing is launched here")
 
+    async def deliver(self, *_: object, **__: object) -> int:
+        """Refuse."""
+        raise Stopping("nothing is launched here")
+
 
 def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
     """Start the supervisor, in a session of its own; it holds the folder's lock from before it is born."""

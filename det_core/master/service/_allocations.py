@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from det_core import _clock
 from det_core.master.service._live import LiveAllocation
-from det_core.master.service._tickets import digest
+from det_core.master.service._tickets import hash_secret
 from det_core.master.store import allocations, checkpoints
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
     hub.live.queue.pop(trial.id, None)
     trial.queued = None
     code = secrets.token_urlsafe(16)
-    allocation.launch.code = digest(code)
+    allocation.launch.code = hash_secret(code)
     allocation.launch.nodes = hub.engine.pool.count_nodes(slots)
     trial_id = trial.id
     warm_start = trial.warm_start

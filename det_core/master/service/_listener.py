@@ -58,6 +58,20 @@ class Ear:
         """Open a context archive."""
         return await _tickets.open_context(self._hub, digest)
 
+    async def deliver(
+        self,
+        allocation_id: str,
+        node: int,
+        token: str,
+        name: str,
+        data: bytes,
+        *,
+        offset: int = 0,
+        digest: str | None = None,
+    ) -> int:
+        """Take a piece of a file."""
+        return await _tickets.deliver(self._hub, allocation_id, node, token, name, data, offset=offset, digest=digest)
+
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take what a dead process left in its journal."""
         allocation = self._hub.live.allocations.get(allocation_id)

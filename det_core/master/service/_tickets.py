@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 from det_core._standalone.files import write_atomic
 from det_core.config import entrypoint_command
 from det_core.master._errors import Conflict, Fenced, Forbidden, NotFound
-from det_core.master.engines import Claim, Ticket
+from det_core.master.engines import AllocationFolder, Claim, Copy, Ticket
 from det_core.master.service._access import live_allocation
 from det_core.master.store import allocations, contexts, tokens
 
@@ -72,11 +72,11 @@ async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, run
         launch = allocation.launch
         if allocation.kill_time is not None:
             raise Fenced(f"allocation {allocation_id} is to end")
-        if not hmac.compare_digest(launch.code, digest(code)) or node not in range(launch.nodes):
+        if not hmac.compare_digest(launch.code, hash_secret(code)) or node not in range(launch.nodes):
             raise Forbidden(f"allocation {allocation_id}: invalid code for node {node}")
         if launch.claims.get(node, (runner,))[0] != runner:
             raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
-        launch.claims[node] = (runner, digest(granted.token))
+        launch.claims[node] = (runner, hash_secret(granted.token))
         trial = allocation.trial
         tx.write(allocations.change, allocation_id, facts=launch.facts())
         tx.write(
@@ -93,19 +93,31 @@ async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, run
     return granted
 
 
-def check_runner(hub: ServiceState, allocation_id: str, node: int, token: str) -> None:
-    """Compare a token with that of the runner of a node.
+async def deliver(
+    hub: ServiceState,
+    allocation_id: str,
+    node: int,
+    token: str,
+    name: str,
+    data: bytes,
+    *,
+    offset: int = 0,
+    digest: str | None = None,
+) -> int:
+    """Take a piece of a file from the runner of a node; see :meth:`~det_core.master.engines.Copy.take`.
 
     Raises:
         Fenced: If the allocation has ended.
-        Forbidden: If it is another.
+        Forbidden: If the token is not the runner's.
     """
     _, expected = live_allocation(hub, allocation_id).launch.claims.get(node, ("", ""))
-    if not hmac.compare_digest(expected, digest(token)):
+    if not hmac.compare_digest(expected, hash_secret(token)):
         raise Forbidden(f"allocation {allocation_id}: not the token of the runner of node {node}")
+    copy = Copy(AllocationFolder(hub.settings.home / "master" / "allocations" / allocation_id), node)
+    return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
 
 
-def digest(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     """Return what is kept of a secret."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -72,8 +72,8 @@ PUBLIC = {
     """,
     "det_core.protocol": "Credential IDLE_TIMEOUT MasterSession credentials",
     "det_core.master.engines": """
-        Cause Claim Ended Engine ExitReport Listener LocalEngine LogLine Pool Slots Ticket check_archive pack_files
-        read_archived unpack_archive
+        AllocationFolder Cause Claim Copy Ended Engine ExitReport Listener LocalEngine LogLine Pool Slots Ticket
+        check_archive pack_files read_archived unpack_archive
     """,
     "det_core.master.store": """
         METADATA AllocationRow CheckpointRow ExperimentRow LogLine LogRow MetricRow OperationRow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,13 @@ def test_token_of_a_runner_is_not_the_scripts(tmp_path: Path) -> None:
         async with bench(tmp_path, train) as b:
             ticket = await held(b, Pool(1))
             granted = await claim(b, ticket)
-            _tickets.check_runner(b.service, ticket.allocation_id, 0, granted.token)
+            deliver = partial(_tickets.deliver, b.service, ticket.allocation_id)
+            assert await deliver(0, granted.token, "log/0.supervisor.0", b"line\n") == 5
             for node, token in ((0, granted.session_token), (1, granted.token), (1, ""), (0, "")):
                 with pytest.raises(Forbidden):
-                    _tickets.check_runner(b.service, ticket.allocation_id, node, token)
+                    await deliver(node, token, "log/0.supervisor.0", b"other\n", offset=5)
+            folder = tmp_path / "master" / "allocations" / ticket.allocation_id
+            assert (folder / "log" / "0.supervisor.0").read_bytes() == b"line\n"
             assert await _identify.identify(b.service, granted.token) is None
 
     asyncio.run(main())
