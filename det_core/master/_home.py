@@ -1,4 +1,4 @@
-"""The files of a master in its home folder: its token, its name, its port, its slots, and where it listens."""
+"""Files of a master in its home directory: its token, its name, its port, its slots, and where it listens."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+import det_core
 from det_core._standalone.files import write_atomic
 from det_core.errors import StoreError
 from det_core.storage import Owner
 
 PORTS = range(18_000, 30_000)
-"""Ports that a master picks from: below those that systems lend to outgoing connections, so that the one it had stays
-free for it while it is down, and running trials find it again."""
+"""Ports that a master chooses from. They are below those that systems lend to outgoing connections, so that its last
+port stays free while it is down, and running trials find it again."""
 
 
 @dataclass(frozen=True)
 class HomeFiles:
-    """The files in ``folder``, which is only for its owner to look into."""
+    """Files in ``folder``, which only its owner may read."""
 
     folder: Path
 
     def prepare(self) -> None:
-        """Make the folder."""
+        """Make the directory."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
 
-    def token(self, given: Path | None) -> str:
-        """The user's token: that of the file ``given``, or one made the first time. It is kept in ``token``."""
+    def token(self, source: Path | None) -> str:
+        """Return the user's token, which is kept in ``token``.
+
+        Args:
+            source: File with a token that the user chose; None for one that is made the first time.
+        """
         path = self.folder / "token"
-        if given is not None:
-            text = given.read_text().strip()
+        if source is not None:
+            text = source.read_text().strip()
             if not path.exists() or path.read_text().strip() != text:
                 _write(path, text + "\n")
             return text
@@ -45,73 +50,72 @@ class HomeFiles:
         return path.read_text().strip()
 
     def cluster_id(self) -> str:
-        """The master's lasting name, made the first time."""
+        """Return the master's permanent name, which is made the first time."""
         path = self.folder / "cluster_id"
         if not path.exists():
             _write(path, str(uuid.uuid4()) + "\n")
         return path.read_text().strip()
 
     def bind(self, host: str, port: int) -> socket.socket:
-        """A socket to listen on.
+        """Return a listening socket.
 
         Args:
-            host: the address.
-            port: the port; 0: the one of the time before if it is free, else any other.
+            host: Address.
+            port: Port; 0 for the last one if it is free, or else any other.
 
         Raises:
-            OSError: it cannot be had; the message names address and port.
+            OSError: If it cannot be bound; the message names address and port.
         """
         if port:
-            return _bound(host, port)
-        wanted = random.SystemRandom().sample(PORTS, 20)
-        for candidate in [*self._last_port(), *wanted]:
+            return _listen(host, port)
+        others = random.SystemRandom().sample(PORTS, 20)
+        for candidate in [*self._last_port(), *others]:
             try:
-                return _bound(host, candidate)
+                return _listen(host, candidate)
             except OSError as e:
                 error = e
         raise error
 
     def last_slots(self) -> int | None:
-        """How many slots somebody has chosen last; None: nobody has."""
+        """Return the number of slots that a user chose last, or None."""
         try:
             return max(int((self.folder / "slots").read_text()), 0)
         except (OSError, ValueError):
             return None
 
+    def keep_slots(self, slots: int) -> None:
+        """Record the number of slots that a user chose, for the next start."""
+        _write(self.folder / "slots", f"{slots}\n")
+
     def announce(
-        self,
-        url: str,
-        port: int,
-        version: str,
-        cluster_id: str,
-        slots: int | None = None,
-        *,
-        again: bool = False,
-        host: str = "127.0.0.1",
+        self, url: str, port: int, cluster_id: str, *, host: str = "127.0.0.1", slots_as_last_time: bool = False
     ) -> None:
-        """Tell where the master listens; :meth:`withdraw` takes it back.
+        """Write where the master listens; :meth:`withdraw` removes it.
 
         Args:
-            url, port, version, cluster_id: of this master.
-            slots: how many it was told to have, to be kept for the next one; None: nobody has said.
-            again: this is what an earlier one was told.
-            host: the address that it listens on.
+            url: URL of the master.
+            port: Port, which the next master prefers.
+            cluster_id: Permanent name of the master.
+            host: Address that it listens on.
+            slots_as_last_time: Whether the number of its slots was chosen at an earlier start.
         """
-        me = Owner.current("master", 0)
-        told = {
+        owner = Owner.current("master", 0)
+        record = {
             "url": url,
             "listens": host,
-            "pid": me.pid,
-            "start_time": me.started,
-            "host": me.host,
-            "version": version,
+            "pid": owner.pid,
+            "start_time": owner.started,
+            "host": owner.host,
+            "version": det_core.__version__,
             "cluster_id": cluster_id,
-            "slots_as_last_time": again,
+            "slots_as_last_time": slots_as_last_time,
         }
         _write(self.folder / "port", f"{port}\n")
-        if slots is not None and not again:
-            _write(self.folder / "slots", f"{slots}\n")
-        _write(self.folder / "master.json", json.dumps(told) + "\n")
+        _write(self.folder / "master.json", json.dumps(record) + "\n")
+
+    def withdraw(self) -> None:
+        """Remove what :meth:`announce` wrote, but for the port."""
+        (self.folder / "master.json").unlink(missing_ok=True)
 
     def check_new(self, *, start_new: bool) -> None:
         """Refuse an empty database beside what an earlier one knew, or move that to ``unknown/``.
@@ -140,10 +144,6 @@ class HomeFiles:
         for path in full:
             path.rename(target / path.name)
 
-    def withdraw(self) -> None:
-        """The master listens no more."""
-        (self.folder / "master.json").unlink(missing_ok=True)
-
     def _last_port(self) -> list[int]:
         try:
             return [int((self.folder / "port").read_text())]
@@ -152,7 +152,7 @@ class HomeFiles:
 
 
 def reachable(host: str) -> str:
-    """The address at which what runs on this machine reaches a master that listens on ``host``, for a URL."""
+    """Return the address, for a URL, at which this machine's processes reach a master that listens on ``host``."""
     if host in ("0.0.0.0", ""):
         return "127.0.0.1"
     if host == "::":
@@ -160,17 +160,18 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, kind, protocol)
+    listener = socket.socket(family, kind, protocol)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(2048)  # only now nobody else can have the port; who connects waits
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Only now nobody else can have the port. Who connects before the master is ready waits.
+        listener.listen(2048)
     except OSError as e:
-        bound.close()
+        listener.close()
         raise OSError(e.errno, f"the master cannot listen on {host} port {port}: {e.strerror}") from None
-    return bound
+    return listener
 
 
 def _write(path: Path, text: str) -> None:

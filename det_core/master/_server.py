@@ -1,7 +1,7 @@
-"""The server: one home folder's master, from its start to its end.
+"""The process of a master, from its start to its end.
 
 Whatever happens to this process, what it has answered is in the store, and trials go on: they are processes of their
-own. A master that is started again finds them, at the port where they look for it.
+own. The next master finds them, at the port where they look for it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import det_core
@@ -23,25 +26,27 @@ from det_core._notices import write_quietly
 from det_core._optional import require
 from det_core.errors import DetCoreError
 from det_core.master._home import HomeFiles, reachable
-from det_core.master._log import write_log
 from det_core.master._options import Options, parse
 
 if TYPE_CHECKING:
-    from det_core.master._settings import MasterSettings
     from det_core.master.engines import Engine
     from det_core.master.service import ServiceState
 
 LOG = logging.getLogger("det_core.master")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOG_FILE_BYTES = 5 << 20
+"""Size from which a new log file is begun, in bytes."""
+MAX_OLD_LOG_FILES = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a master until SIGTERM or SIGINT.
 
     Args:
-        argv: the arguments after the program's name; None: those of this process.
+        argv: Arguments after the program's name. Defaults to those of this process.
 
     Returns:
-        0 after a stop that was asked for; 1 if the master could not be started, with the reason on stderr.
+        0 after an ordered stop; 1 if the master cannot be started or loses its database, with the reason on stderr.
     """
     options = parse(argv)
     try:
@@ -58,58 +63,64 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(options: Options, engine: Engine | None = None) -> None:
-    """Be the master of a home folder until a signal ends it.
+    """Be the master of a home directory until a signal ends it.
 
     Args:
-        options: how.
-        engine: what runs trials; None: this machine.
+        options: Options of the master.
+        engine: Engine that runs trials. Defaults to this machine.
 
     Raises:
-        StoreLocked: there is another master of this home, or on this database.
-        StoreError: the database cannot be used.
-        OSError: the address cannot be had.
+        StoreLocked: If there is another master of this directory, or on this database.
+        StoreError: If the database cannot be used.
+        OSError: If the address cannot be bound.
     """
     from det_core.master.store._database import FileLock
 
     files = HomeFiles(options.folder)
     files.prepare()
-    lock = FileLock(options.folder)
-    try:
-        bound = files.bind(options.host, options.port)
-        try:
-            with _signals() as told:
-                _on_a_loop(_serve(options, files, bound, engine, told))
-        finally:
-            files.withdraw()
-            bound.close()
-    finally:
-        lock.release()
+    with contextlib.ExitStack() as stack:
+        lock = FileLock(options.folder)
+        stack.callback(lock.release)
+        listener = stack.enter_context(files.bind(options.host, options.port))
+        stack.callback(files.withdraw)
+        received = stack.enter_context(_received_signals())
+        asyncio.run(_serve(options, files, listener, engine, received))
 
 
 async def _serve(
-    options: Options, files: HomeFiles, bound: socket.socket, engine: Engine | None, told: list[int]
+    options: Options, files: HomeFiles, listener: socket.socket, engine: Engine | None, received: list[int]
 ) -> None:
-    from det_core.master._settings import MasterSettings
     from det_core.master.api import create_app
 
-    port = int(bound.getsockname()[1])
-    url = f"http://{reachable(options.host)}:{port}"
-    settings = MasterSettings(home=options.home, master_url=url, cluster_id=files.cluster_id())
-    kept = files.last_slots() if options.slots is None else None
-    slots = options.slots if kept is None else kept
+    port = int(listener.getsockname()[1])
+    last_slots = files.last_slots() if options.slots is None else None
+    chosen_slots = options.slots
+    options = replace(
+        options,
+        slots=chosen_slots if last_slots is None else last_slots,
+        master_url=f"http://{reachable(options.host)}:{port}",
+        cluster_id=files.cluster_id(),
+    )
     lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with _service(replace(options, slots=slots), settings, engine, files, lost) as service:
+    async with _service(options, engine, files, lost) as service:
         app = create_app(service, files.token(options.token_file), hosts=[options.host, *options.allow_hosts])
 
-        def listening() -> bool:
-            again, version = kept is not None, det_core.__version__
-            files.announce(url, port, version, settings.cluster_id, slots, again=again, host=options.host)
-            LOG.info("det_core %s is the master of %s at %s", det_core.__version__, options.home, url)
-            return not told
+        def on_listening() -> bool:
+            if chosen_slots is not None:
+                files.keep_slots(chosen_slots)
+            files.announce(
+                options.master_url,
+                port,
+                options.cluster_id,
+                host=options.host,
+                slots_as_last_time=last_slots is not None,
+            )
+            LOG.info("det_core %s is the master of %s at %s", det_core.__version__, options.home, options.master_url)
+            return not received
 
         gc.freeze()  # what is there now stays: no need ever to look at it
         gc.enable()
-        await _listen(app, bound, app.state.pending.release, listening, lost)
+        await _answer_requests(app, listener, on_listening, lost)
         if lost.done():
             lost.result()
         LOG.info("stopped; trials go on")
@@ -117,17 +128,12 @@ async def _serve(
 
 @contextlib.asynccontextmanager
 async def _service(
-    options: Options,
-    settings: MasterSettings,
-    engine: Engine | None,
-    files: HomeFiles,
-    lost: asyncio.Future[None],
+    options: Options, engine: Engine | None, files: HomeFiles, lost: asyncio.Future[None]
 ) -> AsyncIterator[ServiceState]:
     """Start the service with its store and its engine, and stop it at the end.
 
     Args:
-        options: Options of this master.
-        settings: Settings of the service.
+        options: Options of the master.
         engine: Engine, or None for this machine.
         files: Files of the home directory.
         lost: Receives the error when another master has taken the database.
@@ -149,7 +155,7 @@ async def _service(
     keeper.add_done_callback(on_lock_lost)
     try:
         runs = _local_engine(options) if engine is None else engine
-        service = ServiceState(store, runs, settings)
+        service = ServiceState(store, runs, options)
         try:
             await _lifecycle.start(service)
             yield service
@@ -167,20 +173,15 @@ def _local_engine(options: Options) -> Engine:
     return LocalEngine(options.home, Slots.find(options.slots, visible=Environment.read().cuda_visible_devices))
 
 
-async def _listen(
-    app: Any,
-    bound: socket.socket,
-    release: Callable[[], None],
-    listening: Callable[[], bool],
-    lost: asyncio.Future[None],
+async def _answer_requests(
+    app: Any, listener: socket.socket, on_listening: Callable[[], bool], lost: asyncio.Future[None]
 ) -> None:
     """Answer requests until a signal comes or the database is lost; then let those under way end.
 
     Args:
-        app: what answers.
-        bound: where.
-        release: ends the requests that wait.
-        listening: called when the first can come; False: no signal is to be waited for, it has come already.
+        app: Application.
+        listener: Listening socket.
+        on_listening: Called when the first request can come; returns whether to wait for a signal, or to stop at once.
         lost: Done when another master has taken the database.
     """
     import uvicorn
@@ -190,45 +191,63 @@ async def _listen(
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            if not listening():
+            if not on_listening():
                 self.should_exit = True
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            release()
+            app.state.pending.release()
             await super().shutdown(sockets)
 
     raise_open_file_limit()
     server = Server(server_config(app))
 
-    def stop(_: asyncio.Future[None]) -> None:
+    def on_lost(_: asyncio.Future[None]) -> None:
         server.should_exit = True
 
-    lost.add_done_callback(stop)
-    await server.serve([bound])
+    lost.add_done_callback(on_lost)
+    await server.serve([listener])
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The signals to stop that came before the server listened, and after: by itself it hands the one that stopped it
-    on when it has stopped, and there is more to be put in order then."""
-    told: list[int] = []
+def _received_signals() -> Iterator[list[int]]:
+    """Yield the signals to stop that came before the server listened, or after it had stopped.
 
-    def note(number: int, _frame: object) -> None:
-        told.append(number)
+    uvicorn raises the signal that stopped it again when it has stopped, and there is more to close then.
+    """
+    received: list[int] = []
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    def on_signal(number: int, _frame: object) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield told
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _on_a_loop(work: Coroutine[Any, Any, None]) -> None:
-    """``asyncio.run``, on uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(work)
-    else:
-        uvloop.run(work)
+def write_log(file: Path | None) -> None:
+    """Have the root logger, stdout and stderr of this process write to ``file``, or the logger to stderr for None."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr) if file is None else _OutputFile(file)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for chatty in ("uvicorn.error", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+class _OutputFile(RotatingFileHandler):
+    """Log of bounded size, which also gets what others write to the file descriptors 1 and 2."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, maxBytes=LOG_FILE_BYTES, backupCount=MAX_OLD_LOG_FILES, encoding="utf-8")
+        self._redirect()
+
+    def doRollover(self) -> None:
+        super().doRollover()
+        self._redirect()
+
+    def _redirect(self) -> None:
+        assert self.stream is not None
+        for descriptor in (1, 2):
+            os.dup2(self.stream.fileno(), descriptor)

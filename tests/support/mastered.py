@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import FastAPI
 from sqlalchemy.orm import Session
 
-from det_core.master._settings import MasterSettings
+from det_core.master._options import Options
 from det_core.master.api import create_app
 from det_core.master.engines import Pool
 from det_core.master.service import ServiceState, _checkpoints, _create, _lifecycle, _queries
@@ -86,7 +86,7 @@ class Bench:
     def __init__(self, folder: Path, script: Script, slots: int, **settings: Any) -> None:
         schema.place(folder / "master.db")
         self.store = Store.open(f"sqlite:///{folder / 'master.db'}")
-        self.settings = MasterSettings(home=folder, **settings)
+        self.settings = Options(home=folder, **settings)
         self.engine = ScriptedTrials(script, Pool(slots))
         self.deaths = 0
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -14,7 +14,7 @@ import requests
 import uvicorn
 from sqlalchemy.orm import Session
 
-from det_core.master._settings import MasterSettings
+from det_core.master._options import Options
 from det_core.master.api import Limits, create_app, server_config
 from det_core.master.api._limits import DEFAULT_LIMITS
 from det_core.master.engines import Pool
@@ -88,7 +88,7 @@ class Running:
         self.engine = ScriptedEngine(Pool(256))
         schema.place(folder / "master.db")
         self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
-        self.service = ServiceState(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
+        self.service = ServiceState(store, self.engine, Options(home=folder, cluster_id="the-cluster"))
         await _lifecycle.start(self.service)
         # A session connects when it is first used; a test that made it do so would seem to leave an open file.
         reads = [read(_connect) for read in (store.read, store.read_series) for _ in range(8)]

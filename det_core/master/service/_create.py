@@ -19,7 +19,7 @@ from det_core.config import (
 )
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, read_archived
-from det_core.master.scheduler import State
+from det_core.master.scheduler import DEFAULT_PRIORITY, State
 from det_core.master.service import _queries, _show_experiments
 from det_core.master.service._live import LiveExperiment
 from det_core.master.service._search import employ
@@ -313,7 +313,7 @@ def _record(
     unmanaged = drafted.search is None
     experiment_id = hub.live.new_experiment_id()
     state = State.ACTIVE if activate else State.PAUSED
-    priority = hub.settings.default_priority if spec.priority is None else spec.priority
+    priority = DEFAULT_PRIORITY if spec.priority is None else spec.priority
 
     def write(conn: Session) -> None:
         _check_warm_start(conn, drafted.warm_start)

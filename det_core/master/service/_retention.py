@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from det_core.config import Experiment
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, DetCoreError
 from det_core.master._errors import Invalid, WrongState
-from det_core.master._threads import run_in_daemon_thread
 from det_core.master.scheduler import Kept, State, expired
 from det_core.master.service import _storages
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
+from det_core.master.service._threads import run_in_daemon_thread
 from det_core.master.store import checkpoints, contexts, experiments, key_values, trials, validations
 from det_core.storage import Store, event_files_of_experiment, open_store
 

@@ -10,7 +10,7 @@ from det_core.master.service._live import Live
 from det_core.master.service._subscriptions import Subscriptions
 
 if TYPE_CHECKING:
-    from det_core.master._settings import MasterSettings
+    from det_core.master._options import Options
     from det_core.master.engines import Engine
     from det_core.master.service._actor import Actor
     from det_core.master.service._runner import Runner
@@ -40,7 +40,7 @@ class ServiceState:
 
     store: Store
     engine: Engine
-    settings: MasterSettings
+    settings: Options
     live: Live = field(default_factory=Live)
     subscriptions: Subscriptions = field(default_factory=Subscriptions)
     workers: dict[int, SearchWorker] = field(default_factory=dict)

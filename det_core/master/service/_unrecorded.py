@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.errors import CheckpointNotFound
 from det_core.master._errors import is_content_error
-from det_core.master._threads import run_in_daemon_thread
 from det_core.master.service import _checkpoints, _storages
+from det_core.master.service._threads import run_in_daemon_thread
 from det_core.master.store import checkpoints, series
 from det_core.storage import open_store
 

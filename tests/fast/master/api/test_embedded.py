@@ -58,7 +58,7 @@ def test_a_process_that_is_none_of_ours_is_no_master(tmp_path: Path, change: dic
     from det_core.master._home import HomeFiles
 
     files = HomeFiles(tmp_path)
-    files.announce("http://127.0.0.1:1", 1, "1", "c")
+    files.announce("http://127.0.0.1:1", 1, "c")
     assert living(tmp_path)["pid"] == os.getpid()
     path = tmp_path / "master.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -18,8 +18,8 @@ import pytest
 import requests
 
 from det_core.master._home import PORTS, HomeFiles, reachable
-from det_core.master._log import SIZE
 from det_core.master._options import OptionError, Options, parse
+from det_core.master._server import LOG_FILE_BYTES
 from support.processes import until
 
 
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_named_and_another_is_found(tmp_path: Path) -> N
         assert port in PORTS
         with pytest.raises(OSError, match=f"127.0.0.1 port {port}"):
             files.bind("127.0.0.1", port)
-        files.announce("http://x", port, "1", "c")
+        files.announce("http://x", port, "c")
         with files.bind("127.0.0.1", 0) as second:
             assert second.getsockname()[1] != port
     with files.bind("127.0.0.1", 0) as last:
@@ -173,10 +173,10 @@ def test_the_command_line_is_understood(tmp_path: Path, home: Path) -> None:
 def test_a_log_file_gets_all_output_and_stays_bounded(tmp_path: Path) -> None:
     log = tmp_path / "master.log"
     code = (
-        "import logging, os, sys; from pathlib import Path; from det_core.master._log import write_log\n"
+        "import logging, os, sys; from pathlib import Path; from det_core.master._server import write_log\n"
         f"write_log(Path({str(log)!r}))\n"
         "print('printed', flush=True); os.write(2, b'written\\n'); logging.info('logged')\n"
-        f"for _ in range(12): logging.info('x' * {SIZE // 2})\n"
+        f"for _ in range(12): logging.info('x' * {LOG_FILE_BYTES // 2})\n"
         "print('after', flush=True)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -188,7 +188,7 @@ def test_a_log_file_gets_all_output_and_stays_bounded(tmp_path: Path) -> None:
 def test_a_log_file_has_what_was_printed(tmp_path: Path) -> None:
     log = tmp_path / "master.log"
     code = (
-        "import logging, os; from pathlib import Path; from det_core.master._log import write_log\n"
+        "import logging, os; from pathlib import Path; from det_core.master._server import write_log\n"
         f"write_log(Path({str(log)!r}))\n"
         "print('printed', flush=True); os.write(2, b'written\\n'); logging.info('logged')\n"
     )
