@@ -1,6 +1,7 @@
 """Master to measure: this repository's, in its own process and an empty directory.
 
-``python -m benchmarks._master --home DIR --slots N`` starts one whose engine runs no processes.
+``python -m benchmarks._master --home DIR --slots N`` starts one whose engine runs no processes; with ``--instant`` its
+allocations end at once, as a script that exits with status 0.
 """
 
 import http.client
@@ -87,13 +88,20 @@ class Master:
 def running(slots: int, module: str = "det_core.master") -> Iterator[Master]:
     """Run a master in a directory of its own until the block ends; ``benchmarks._master`` starts no processes."""
     with tempfile.TemporaryDirectory(prefix="det-core-bench-") as folder:
-        command = [sys.executable, "-m", module, "--home", folder, "--slots", str(slots)]
-        process = subprocess.Popen(command, env=environment(Path(folder)))
-        try:
-            yield Master(Path(folder), process)
-        finally:
-            process.terminate()
-            process.wait(HANGS)
+        with running_at(Path(folder), slots, module) as master:
+            yield master
+
+
+@contextmanager
+def running_at(home: Path, slots: int, module: str, *options: str) -> Iterator[Master]:
+    """Run a master of a home directory until the block ends."""
+    command = [sys.executable, "-m", module, "--home", str(home), "--slots", str(slots), *options]
+    process = subprocess.Popen(command, env=environment(home))
+    try:
+        yield Master(home, process)
+    finally:
+        process.terminate()
+        process.wait(HANGS)
 
 
 def until(look: Callable[[], T], ended: Callable[[], int | None] = lambda: None) -> T:
@@ -119,6 +127,16 @@ class IdleEngine(ScriptedEngine):  # type: ignore[misc]
             file.write(json.dumps([ticket.allocation_id, self.running[ticket.allocation_id].session_token]) + "\n")
 
 
+class InstantEngine(ScriptedEngine):  # type: ignore[misc]
+    """Engine that runs no processes, and whose allocations end at once."""
+
+    async def launch(self, ticket: Ticket) -> None:
+        await super().launch(ticket)
+        self.end(ticket.allocation_id)
+        self.launched.clear()  # the memory that is measured is the master's
+
+
 if __name__ == "__main__":
     FILE = Path(sys.argv[2], "launched.jsonl")
-    run(Options(Path(sys.argv[2])), IdleEngine(Pool(int(sys.argv[4]))))
+    engine = InstantEngine if "--instant" in sys.argv else IdleEngine
+    run(Options(Path(sys.argv[2])), engine(Pool(int(sys.argv[4]))))
