@@ -11,14 +11,14 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Query
+from fastapi import Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 
 from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
-from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService
+from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService, end_of_route
 from det_core.master.api._types import (
     Body,
     ExperimentId,
@@ -253,45 +253,25 @@ async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentReq
 
 
 @routes.user.post("/experiments/{experiment_id}/activate")
-async def activate(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Let a paused experiment go on."""
-    await _steering.activate(service, experiment_id)
-    return done()
-
-
 @routes.user.post("/experiments/{experiment_id}/pause")
-async def pause(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Have all trials save and stop, to go on when it is activated."""
-    await _steering.pause(service, experiment_id)
-    return done()
-
-
 @routes.user.post("/experiments/{experiment_id}/cancel")
-async def cancel(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Have all trials save and stop, for good."""
-    await _steering.cancel(service, experiment_id)
-    return done()
-
-
 @routes.user.post("/experiments/{experiment_id}/kill")
-async def kill(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Kill all trials, for good."""
-    await _steering.kill(service, experiment_id)
-    return done()
-
-
 @routes.user.post("/experiments/{experiment_id}/archive")
-async def archive(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Put an experiment that has ended aside."""
-    await _steering.archive(service, experiment_id)
-    return done()
-
-
 @routes.user.post("/experiments/{experiment_id}/unarchive")
-async def unarchive(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Bring an experiment back that was put aside."""
-    await _steering.unarchive(service, experiment_id)
+async def steer(experiment_id: ExperimentId, request: Request, service: TheService) -> Response:
+    """Carry out the action that ends the path."""
+    await ACTIONS[end_of_route(request)](service, experiment_id)
     return done()
+
+
+ACTIONS = {
+    "activate": _steering.activate,
+    "pause": _steering.pause,
+    "cancel": _steering.cancel,
+    "kill": _steering.kill,
+    "archive": _steering.archive,
+    "unarchive": _steering.unarchive,
+}
 
 
 @routes.user.delete("/experiments/{experiment_id}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Request
 from fastapi.responses import Response
 
 from det_core.master._errors import Invalid
 from det_core.master.api._auth import Caller
-from det_core.master.api._routing import Routes, TheCaller, TheService
+from det_core.master.api._routing import Routes, TheCaller, TheService, end_of_route
 from det_core.master.api._types import Body, Id, Size, Timestamp, TrialId, answer, done
 from det_core.master.service import _reports
 
@@ -73,15 +74,12 @@ async def metrics(body: MetricsRequest, trial_id: TrialId, service: TheService, 
 
 
 @routes.trial.post("/trials/{trial_id}/training_metrics")
-async def training_metrics(body: TrialMetrics, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
-    """Take one report of the group ``training``: the form of older clients."""
-    return await _report(service, caller, trial_id, "training", body)
-
-
 @routes.trial.post("/trials/{trial_id}/validation_metrics")
-async def validation_metrics(body: TrialMetrics, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
-    """Take one report of the group ``validation``: the form of older clients."""
-    return await _report(service, caller, trial_id, "validation", body)
+async def metrics_of_group(
+    body: TrialMetrics, trial_id: TrialId, request: Request, service: TheService, caller: TheCaller
+) -> Response:
+    """Take one report of the group that the path names: the form of older clients."""
+    return await _report(service, caller, trial_id, end_of_route(request).removesuffix("_metrics"), body)
 
 
 async def _report(service: TheService, caller: Caller, trial_id: int, group: str, report: TrialMetrics) -> Response:

@@ -262,6 +262,12 @@ def _even_out(scope: Scope) -> Scope:
     return {**scope, "headers": headers, "query_string": query}
 
 
+def end_of_route(request: Request) -> str:
+    """Return the last part of a route's path, for functions of several routes."""
+    route: APIRoute = request.scope["route"]
+    return route.path.rpartition("/")[2]
+
+
 async def _service(request: Request) -> ServiceState:
     service: ServiceState = request.app.state.service
     return service

@@ -11,7 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from det_core._json import dump
 from det_core.master._errors import NotFound, Stopping
 from det_core.master.api import _shapes as shapes
-from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
+from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService, end_of_route
 from det_core.master.api._types import INT32, INT64, Id, TrialId
 from det_core.master.service import _logs, _queries
 from det_core.protocol.wire import encode
@@ -117,7 +117,10 @@ async def _log(read: ReadPage, page: LogPage | None, after: int, follow: bool, l
 
 
 @routes.trial.get("/trials/metrics/trial_metrics", response_class=StreamingResponse, responses=_LINES)
-async def trial_metrics(
+@routes.trial.get("/trials/metrics/training_metrics", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/trials/metrics/validation_metrics", response_class=StreamingResponse, responses=_LINES)
+async def read_metrics(
+    request: Request,
     service: TheService,
     caller: TheCaller,
     trial_ids: Groups,
@@ -126,49 +129,15 @@ async def trial_metrics(
     limit: Limit = 0,
     archived: bool = False,
 ) -> Response:
-    """Metrics of trials, a JSON object with some rows a line; of one group, or of all."""
-    return await _metrics(service, caller, trial_ids, group or None, after, limit, archived)
+    """Send metrics of trials, a JSON object with some rows a line: of the group that the path names, or of ``group``.
 
-
-@routes.trial.get("/trials/metrics/training_metrics", response_class=StreamingResponse, responses=_LINES)
-async def read_training_metrics(
-    service: TheService,
-    caller: TheCaller,
-    trial_ids: Groups,
-    after: After = 0,
-    limit: Limit = 0,
-    archived: bool = False,
-) -> Response:
-    """Metrics of the group ``training``, as above."""
-    return await _metrics(service, caller, trial_ids, "training", after, limit, archived)
-
-
-@routes.trial.get("/trials/metrics/validation_metrics", response_class=StreamingResponse, responses=_LINES)
-async def read_validation_metrics(
-    service: TheService,
-    caller: TheCaller,
-    trial_ids: Groups,
-    after: After = 0,
-    limit: Limit = 0,
-    archived: bool = False,
-) -> Response:
-    """Metrics of the group ``validation``, as above."""
-    return await _metrics(service, caller, trial_ids, "validation", after, limit, archived)
-
-
-async def _metrics(
-    service: TheService,
-    caller: TheCaller,
-    trial_ids: list[int],
-    group: str | None,
-    after: int,
-    limit: int,
-    archived: bool,
-) -> Response:
+    Without either, those of all groups.
+    """
     for trial_id in trial_ids:
         caller.check(trial_id=trial_id)
-
-    reader = _queries.MetricsReader(service.store, trial_ids, group, after=after, archived=archived)
+    named = end_of_route(request).removesuffix("_metrics")
+    group = group if named == "trial" else named
+    reader = _queries.MetricsReader(service.store, trial_ids, group or None, after=after, archived=archived)
     first = await reader.read(min(limit or MAX_ROWS, MAX_ROWS))
     return StreamingResponse(_rows(reader, first, limit), media_type=NDJSON)
 
