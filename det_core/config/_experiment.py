@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from det_core._length import split_length
+
 T = TypeVar("T")
 _PREEMPTION_TIMEOUT = 3600.0
 
@@ -57,6 +59,23 @@ class Experiment:
     source_trial_id = _ConfigValue["int | None"]("searcher", "source_trial_id")
     source_checkpoint_uuid = _ConfigValue["str | None"]("searcher", "source_checkpoint_uuid")
     seed = _ConfigValue[int]("reproducibility", "experiment_seed")
+
+    @property
+    def max_units(self) -> int | None:
+        """Maximum units that a trial trains in all, of ``max_length`` or ``max_time``; None without either."""
+        length = self.searcher.get("max_length")
+        if length is None:
+            length = self.searcher.get("max_time")
+        units, _ = split_length(length)
+        if units is None:
+            return None
+        return int(units)
+
+    @property
+    def unit(self) -> str | None:
+        """``batches``, ``records``, ``epochs``, or the metric that counts; None if only the script knows the unit."""
+        _, unit = split_length(self.searcher.get("max_length"))
+        return unit or self.time_metric or self.searcher.get("unit")
 
     @property
     def preemption_timeout(self) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from det_core.master._errors import Forbidden, Unauthenticated
-from det_core.master.service import _identify
+from det_core.master.service import _access
 
 if TYPE_CHECKING:
     from det_core.master.service import ServiceState
@@ -94,7 +94,7 @@ class Authenticator:
         for token in tokens:
             if is_same_secret(token, self.user_token):
                 return Caller()
-            if (allocation := await _identify.identify(self._service, token)) is not None:
+            if (allocation := await _access.identify(self._service, token)) is not None:
                 return Caller(allocation)
         raise Unauthenticated("invalid credentials")
 

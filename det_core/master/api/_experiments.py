@@ -35,7 +35,7 @@ from det_core.master.api._types import (
     state_in,
 )
 from det_core.master.engines import check_archive, pack_files
-from det_core.master.service import _checkpoints, _continue, _create, _patch, _queries, _retention, _searches, _steering
+from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _searches, _steering
 from det_core.protocol.wire import encode, to_wire
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ async def continue_experiment(body: ContinueRequest, service: TheService) -> Res
 async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService) -> Response:
     """Change name, description, labels, priority, or how many checkpoints are kept."""
     kept = body.checkpoint_storage
-    view = await _patch.patch_experiment(
+    view = await _steering.patch_experiment(
         service,
         experiment_id,
         name=body.name,

@@ -14,7 +14,7 @@ from det_core.master._errors import Invalid
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
 from det_core.master.api._types import Body, Id, Number, Size, Timestamp, TrialId, answer, done, state_in
-from det_core.master.service import _checkpoints, _operations, _queries, _reports, _steering, _storages, _unmanaged
+from det_core.master.service import _checkpoints, _operations, _queries, _reports, _steering, _unmanaged
 from det_core.protocol.wire import to_wire
 
 routes = Routes("trials")
@@ -64,7 +64,7 @@ class EarlyExitRequest(Body):
 async def prepare_run(body: PrepareRunRequest, service: TheService, caller: TheCaller) -> Response:
     """Say where a run keeps its checkpoints. Equal storages have the same number."""
     caller.check(trial_id=body.run_id)
-    storage_id = await _storages.prepare_run(service, body.run_id, body.checkpoint_storage)
+    storage_id = await _checkpoints.prepare_run(service, body.run_id, body.checkpoint_storage)
     return answer({} if storage_id is None else {"storageId": storage_id})
 
 

@@ -1,17 +1,46 @@
-"""Who may say something about a trial: the attempt that runs, and no earlier one."""
+"""Access to experiments, trials and allocations: owners of tokens, what exists, and which run may report."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from det_core.master._errors import Fenced, Invalid, NotFound, WrongState
-from det_core.master.store import experiments, trials
+from det_core.master.service._views import TokenView
+from det_core.master.store import experiments, tokens, trials
 
 if TYPE_CHECKING:
     from det_core.master.service._live import LiveAllocation, LiveExperiment, LiveTrial
     from det_core.master.service._state import ServiceState
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.trials import TrialRow
+
+
+MAX_IDENTITIES = 1000
+"""Cached owners of tokens after which those whose allocations have ended are dropped."""
+
+
+async def identify(hub: ServiceState, token: str) -> TokenView | None:
+    """Return the owner of a token; None if the token is invalid, or its allocation has ended.
+
+    Every request asks. A cached owner counts only while its allocation lives: the token is revoked at its end.
+    """
+    cached = hub.identities.get(token)
+    if cached is not None and cached["allocation_id"] in hub.live.allocations:
+        return cached
+    row = await hub.store.read(lambda conn: tokens.find(conn, token))
+    if row is None or row.allocation_id is None or row.trial_id is None or row.experiment_id is None:
+        hub.identities.pop(token, None)
+        return None
+    owner = TokenView(
+        allocation_id=row.allocation_id,
+        task_id=row.allocation_id.rpartition(".")[0],
+        trial_id=row.trial_id,
+        experiment_id=row.experiment_id,
+    )
+    if len(hub.identities) >= MAX_IDENTITIES:
+        hub.identities = {t: i for t, i in hub.identities.items() if i["allocation_id"] in hub.live.allocations}
+    hub.identities[token] = owner
+    return owner
 
 
 def no_experiment(experiment_id: int) -> NotFound:

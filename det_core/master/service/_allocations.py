@@ -1,4 +1,4 @@
-"""Allocations: begun, asked to stop, killed. Each is in the store before the engine hears of it."""
+"""Allocations: schedule, begin, preempt, kill. Each is in the store before the engine receives it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from det_core import _clock
+from det_core.master.scheduler import RunningAllocation, decide
 from det_core.master.service._live import LiveAllocation
 from det_core.master.service._tickets import hash_secret
 from det_core.master.store import allocations, checkpoints
@@ -16,6 +17,34 @@ if TYPE_CHECKING:
     from det_core.master.scheduler import Placement
     from det_core.master.service._actor import Transaction
     from det_core.master.service._state import ServiceState
+
+
+def schedule(hub: ServiceState, tx: Transaction) -> None:
+    """Begin the allocations whose turn it is, and preempt those that block a higher priority."""
+    live = hub.live
+    if not live.queue:
+        return
+    running = [_running(allocation, queues=hub.engine.pool.queues) for allocation in live.allocations.values()]
+    pending = [trial.queued for trial in live.queue.values() if trial.queued is not None]
+    decision = decide(running, pending, hub.engine.pool)
+    for placement in decision.start:
+        begin(hub, tx, placement)
+    for victim in decision.preempt:
+        ask_to_stop(hub, tx, live.allocations[victim.allocation_id], "one of a higher priority waits")
+
+
+def _running(allocation: LiveAllocation, *, queues: bool) -> RunningAllocation:
+    trial = allocation.trial
+    return RunningAllocation(
+        allocation_id=allocation.id,
+        experiment_id=trial.experiment.id,
+        trial_id=trial.id,
+        slots=allocation.slots,
+        slot_ids=allocation.slot_ids,
+        priority=trial.experiment.priority,
+        ending=allocation.ending,
+        queued=queues and not allocation.ready,
+    )
 
 
 def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:

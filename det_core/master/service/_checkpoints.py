@@ -1,4 +1,4 @@
-"""Checkpoints: register, read, and record their deletion (§5.7)."""
+"""Checkpoints and their storages: register, read, and record deletions (§5.1, §5.7)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from det_core._storage_settings import location
 from det_core.config import Experiment
 from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
-from det_core.master.service import _storages
-from det_core.master.service._access import experiment_row, no_experiment, no_trial
-from det_core.master.store import checkpoints, experiments, series, storages, trials, validations
+from det_core.master.service._access import experiment_row, know_trial, no_experiment, no_trial
+from det_core.master.store import allocations, checkpoints, experiments, series, storages, trials, validations
 from det_core.protocol.records import CheckpointView
 from det_core.storage import check_storage_id
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from det_core.master.store.checkpoints import CheckpointRow
 
 STEPS = "steps_completed"
+CHOSEN = "storage_id"
+"""Key of the number of its storage among the facts of an allocation."""
 
 
 async def register(
@@ -63,7 +65,7 @@ async def register(
             trial_id=trial.id,
             task_id=task_id,
             allocation_id=allocation_id,
-            storage_id=_storages.of_run(conn, allocation_id) if storage_id is None else storage_id,
+            storage_id=storage_of_run(conn, allocation_id) if storage_id is None else storage_id,
             steps_completed=metadata[STEPS],
             metadata=metadata,
             resources=resources,
@@ -238,7 +240,7 @@ def _show_one(conn: Session, row: CheckpointRow, hparams: dict[str, Any], config
         task_id=row.task_id,
         allocation_id=row.allocation_id,
         storage_id=row.storage_id,
-        storage=_storages.of_checkpoint(conn, row),
+        storage=storage_of(conn, row),
         state=row.state,
         metadata=row.metadata,
         resources=row.resources,
@@ -263,3 +265,69 @@ def _at(conn: Session, row: CheckpointRow, group: str) -> dict[str, Any]:
     if found and found[0].steps_completed == step:
         return found[0].metrics
     return {}
+
+
+async def prepare_run(hub: ServiceState, trial_id: int, storage: Mapping[str, Any] | None) -> int | None:
+    """Record where the run of a trial keeps its checkpoints; return the number of that storage, None without one.
+
+    Equal storages have the same number (§5.1).
+    """
+    await know_trial(hub, trial_id)
+    if storage is None:
+        return None
+    return await _choose(hub, trial_id, storage)
+
+
+async def _choose(hub: ServiceState, trial_id: int, storage: Mapping[str, Any]) -> int:
+    config = location(storage)
+    trial = hub.live.trials.get(trial_id)
+    allocation = None if trial is None else trial.allocation
+
+    def write(conn: Session) -> int:
+        number = storages.ensure(conn, config)
+        if allocation is not None:
+            row = allocations.get(conn, allocation.id)
+            if row is not None:
+                allocations.change(conn, row.id, facts={**row.facts, CHOSEN: number})
+        return number
+
+    return await hub.store.write(write)
+
+
+def storage_of_run(conn: Session, allocation_id: str | None) -> int | None:
+    """Return the number of the storage that an allocation's script has chosen, None for its experiment's."""
+    if allocation_id is None:
+        return None
+    row = allocations.get(conn, allocation_id)
+    if row is None:
+        return None
+    return row.facts.get(CHOSEN)
+
+
+def storage_of(conn: Session, row: CheckpointRow) -> dict[str, Any] | None:
+    """Return the configuration of the storage that a checkpoint is in, without what says how many stay."""
+    return find_storage(conn, row.storage_id, row.experiment_id)
+
+
+def find_storage(conn: Session, storage_id: int | None, experiment_id: int) -> dict[str, Any] | None:
+    """Return the configuration of a storage; for None, or an unknown one, that of the experiment's."""
+    if storage_id is not None:
+        storage = storages.get(conn, storage_id)
+        if storage is not None:
+            return location(storage)
+    experiment = experiments.get(conn, experiment_id)
+    if experiment is None or experiment.config.get("checkpoint_storage") is None:
+        return None
+    return location(experiment.config["checkpoint_storage"])
+
+
+def storages_of(conn: Session, experiment_id: int) -> list[dict[str, Any] | None]:
+    """Return the configurations of the storages that an experiment's runs were given, each once."""
+    numbers = {row.facts.get(CHOSEN) for row in allocations.of_experiment(conn, experiment_id)}
+    numbers |= {row.storage_id for row in checkpoints.of_experiment(conn, experiment_id)}
+    found: list[dict[str, Any] | None] = []
+    for number in numbers:
+        config = find_storage(conn, number, experiment_id)
+        if config not in found:
+            found.append(config)
+    return found

@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from det_core.master.service._actor import Actor
+from det_core.master.service._allocations import schedule
 from det_core.master.service._exits import log_mark
 from det_core.master.service._listener import Ear
 from det_core.master.service._recovery import reload, resume
 from det_core.master.service._runner import Runner
-from det_core.master.service._schedule import schedule
 from det_core.master.service._search import settle
 from det_core.master.store import key_values
 from det_core.master.store.allocations import alive

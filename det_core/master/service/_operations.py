@@ -13,7 +13,6 @@ from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _trials
 from det_core.master.service._access import experiment_row, know_trial, live_trial, trial_row
-from det_core.master.service._lengths import longest
 from det_core.master.service._search_workers import SearchWorker
 from det_core.master.service._views import OperationView
 from det_core.master.store import operations, trials
@@ -142,7 +141,8 @@ async def progress(
 
 
 async def _progress_of_unmanaged(hub: ServiceState, row: TrialRow, value: float, is_raw: bool) -> None:
-    whole = longest(Experiment((await experiment_row(hub, row.experiment_id)).config))
+    experiment = await experiment_row(hub, row.experiment_id)
+    whole = Experiment(experiment.config).max_units
     if not is_raw:
         value = _fraction(value, whole)
     await hub.store.write(lambda conn: trials.change(conn, row.id, progress=min(value, 1.0)))
@@ -178,7 +178,7 @@ def _fraction(units: float, whole: int | None) -> float:
 
 def whole_length(trial: LiveTrial) -> int | None:
     """Return the units that a trial may come to train in all, None if that is not known."""
-    length = longest(trial.experiment.spec)
+    length = trial.experiment.spec.max_units
     if length is None:
         return trial.length
     return length

@@ -13,7 +13,7 @@ from det_core.config import Experiment
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, DetCoreError
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import Kept, State, expired
-from det_core.master.service import _storages
+from det_core.master.service import _checkpoints
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._threads import run_in_daemon_thread
@@ -113,7 +113,7 @@ async def _present(hub: ServiceState, experiment_id: int) -> set[str]:
 
     def recorded(conn: Session) -> list[tuple[str, dict[str, Any] | None]]:
         rows = checkpoints.of_experiment(conn, experiment_id, states=THERE)
-        return [(row.uuid, _storages.of_checkpoint(conn, row)) for row in rows]
+        return [(row.uuid, _checkpoints.storage_of(conn, row)) for row in rows]
 
     def look(config: Mapping[str, Any] | None, uuids: Sequence[str]) -> set[str]:
         with _opened(hub, config) as store:
@@ -173,7 +173,7 @@ async def delete_rows(hub: ServiceState, rows: Sequence[CheckpointRow], globs: S
 
 
 async def _delete_one(hub: ServiceState, row: CheckpointRow, globs: Sequence[str]) -> bool:
-    config = await hub.store.read(lambda conn: _storages.of_checkpoint(conn, row))
+    config = await hub.store.read(lambda conn: _checkpoints.storage_of(conn, row))
     try:
         async with hub.deletions:
             left = await run_in_daemon_thread(_delete, hub, config, row.uuid, globs)
@@ -198,7 +198,7 @@ async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str
             store.remove_folder(event_files_of_experiment(hub.settings.cluster_id, experiment_id))
 
     problems = []
-    for config in await hub.store.read(lambda conn: _storages.of_experiment(conn, experiment_id)):
+    for config in await hub.store.read(lambda conn: _checkpoints.storages_of(conn, experiment_id)):
         try:
             async with hub.deletions:
                 await run_in_daemon_thread(remove, config)

@@ -10,7 +10,6 @@ from sqlalchemy import ColumnElement, and_, or_, true
 
 from det_core.config import Experiment
 from det_core.master.scheduler import Phase, State
-from det_core.master.service._lengths import longest, unit
 from det_core.master.store import METADATA, allocations, checkpoints, operations, validations
 from det_core.protocol.records import TrialView, ValidationView
 
@@ -156,8 +155,8 @@ def _progress(row: TrialRow, spec: Experiment, operation: OperationRow | None) -
     """Return the fraction done: as reported, or the steps reported of all that may come to be trained."""
     if row.state == State.COMPLETED:
         return 1.0
-    whole = longest(spec) or (None if operation is None else operation.length)
-    if not whole or row.steps > whole or unit(spec) not in (None, "batches"):
+    whole = spec.max_units or (None if operation is None else operation.length)
+    if not whole or row.steps > whole or spec.unit not in (None, "batches"):
         return row.progress  # its steps are of another kind
     return max(row.progress, row.steps / whole)
 

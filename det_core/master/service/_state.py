@@ -29,7 +29,7 @@ class ServiceState:
         settings: Settings of the master.
         live: Experiments, trials and allocations that have not ended; only the actor changes it.
         subscriptions: Changes, and the requests that wait for them.
-        identities: Owners of tokens that were shown; see ``_identify``.
+        identities: Owners of tokens that were shown; see ``_access``.
         remarks: Remarks on ended experiments, with when they ended; looking them up takes long.
         writing: Held while a context archive becomes a file.
         deletions: Limit of deletions in storages at a time; one that hangs delays only others.

@@ -76,6 +76,13 @@ def enqueue(hub: ServiceState, trial: LiveTrial) -> None:
     hub.live.queue[trial.id] = trial
 
 
+def reprioritise(hub: ServiceState, experiment_id: int) -> None:
+    """Queue the waiting trials of an experiment anew, under its changed priority."""
+    for trial in list(hub.live.queue.values()):
+        if trial.experiment.id == experiment_id:
+            enqueue(hub, trial)
+
+
 def dequeue(hub: ServiceState, trial: LiveTrial) -> None:
     """Take a trial off the queue."""
     trial.queued = None

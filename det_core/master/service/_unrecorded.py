@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.errors import CheckpointNotFound
 from det_core.master._errors import is_content_error
-from det_core.master.service import _checkpoints, _storages
+from det_core.master.service import _checkpoints
 from det_core.master.service._threads import run_in_daemon_thread
 from det_core.master.store import checkpoints, series
 from det_core.storage import open_store
@@ -64,8 +64,8 @@ async def make_up(hub: ServiceState, allocation_id: str) -> Doubt | None:
 
     def doubt(conn: Session) -> Doubt | None:
         rows = unknown(conn, "checkpoint_commit")
-        chosen = _storages.of_run(conn, allocation_id)
-        return Doubt(trial, _storages.config_of(conn, chosen, trial.experiment.id), rows) if rows else None
+        chosen = _checkpoints.storage_of_run(conn, allocation_id)
+        return Doubt(trial, _checkpoints.find_storage(conn, chosen, trial.experiment.id), rows) if rows else None
 
     for row in await hub.store.read(lambda conn: unknown(conn, "checkpoint")):
         await _register(hub, trial, row.body, row.time)

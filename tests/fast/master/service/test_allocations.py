@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Fenced, NotFound
-from det_core.master.service import _identify, _operations, _preemption, _queries, _steering
+from det_core.master.service import _access, _operations, _preemption, _queries, _steering
 from det_core.master.service._tickets import open_context
 from det_core.master.store import contexts
 from support.mastered import Bench, bench, train, trials_of
@@ -120,7 +120,7 @@ def test_the_next_master_adopts_what_runs(tmp_path: Path) -> None:
             token = b.engine.launched[0].session_token
             await dies(b)
             assert b.engine.running == [allocation] and len(b.engine.launched) == 1
-            assert (await _identify.identify(b.service, token) or {})["allocation_id"] == allocation
+            assert (await _access.identify(b.service, token) or {})["allocation_id"] == allocation
             assert (await _queries.trial(b.service, 1)).state == "RUNNING"
             assert (_queries.master(b.service))["slots_in_use"] == [0]
             await _steering.kill(b.service, 1)

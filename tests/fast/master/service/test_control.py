@@ -15,17 +15,7 @@ import pytest
 from det_core import storage
 from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
-from det_core.master.service import (
-    _checkpoints,
-    _continue,
-    _create,
-    _patch,
-    _queries,
-    _retention,
-    _searches,
-    _steering,
-    _storages,
-)
+from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _searches, _steering
 from det_core.master.service._retention import due
 from support.mastered import Bench, bench, checkpoints_of, config_of, experiments_of, train, trials_of
 from support.scripted_trials import Script, Trial
@@ -235,7 +225,7 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
         root = configured
         if trial.spec.trial_id == 1:
             root, place = chosen, {"type": "directory", "container_path": str(chosen)}
-            await trial.ask(lambda s: _storages.prepare_run(s, 1, place))
+            await trial.ask(lambda s: _checkpoints.prepare_run(s, 1, place))
         events = event_file(root, trial.spec.experiment_id, trial.spec.trial_id)
         events.parent.mkdir(parents=True)
         events.write_bytes(b"x")
@@ -343,12 +333,12 @@ def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         for early in (_retention.delete_experiment, _steering.archive, _continue.continue_experiment):
             with pytest.raises(WrongState):
                 await early(s, number)
-        view = await _patch.patch_experiment(s, number, name="new", description="d", labels=["b"], priority=7)
+        view = await _steering.patch_experiment(s, number, name="new", description="d", labels=["b"], priority=7)
         assert (view.name, view.description, view.labels, view.priority) == ("new", "d", ["b"], 7)
         with pytest.raises(Invalid, match="priority"):
             await _steering.set_priority(s, number, 0)
         with pytest.raises(Invalid, match="bucket"):
-            await _patch.patch_experiment(s, number, checkpoint_storage={"bucket": "b"})
+            await _steering.patch_experiment(s, number, checkpoint_storage={"bucket": "b"})
         await _steering.pause(s, number)
         await _steering.activate(s, number)
         assert await b.ended(number) == "COMPLETED"

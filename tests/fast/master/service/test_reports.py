@@ -10,8 +10,8 @@ import pytest
 
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
 from det_core.master.service import (
+    _access,
     _checkpoints,
-    _identify,
     _logs,
     _operations,
     _preemption,
@@ -106,11 +106,11 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         number = await b.create(SINGLE)
         await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
         old, s = b.engine.launched[0], b.service
-        assert await _identify.identify(s, old.session_token) is None
+        assert await _access.identify(s, old.session_token) is None
         token = b.engine.launched[1].session_token
-        assert (await _identify.identify(s, token) or {})["trial_id"] == old.trial_id
+        assert (await _access.identify(s, token) or {})["trial_id"] == old.trial_id
         await b.store.write(lambda conn: tokens.revoke(conn, allocation_id=b.engine.launched[1].allocation_id))
-        assert await _identify.identify(s, token) is not None, "it is not looked up again while the allocation lives"
+        assert await _access.identify(s, token) is not None, "it is not looked up again while the allocation lives"
         late: list[Awaitable[object]] = [
             _reports.report_metrics(s, old.trial_id, 1, "training", 1, {"loss": 1.0}),
             _reports.journal(s, old.trial_id, 1, 0, []),

@@ -12,7 +12,7 @@ import pytest
 
 from det_core.master._errors import Conflict, Fenced, Forbidden
 from det_core.master.engines import Pool, Ticket
-from det_core.master.service import _create, _identify, _queries, _steering, _tickets
+from det_core.master.service import _access, _create, _queries, _steering, _tickets
 from support.mastered import Bench, bench, config_of, train
 
 SINGLE = {"name": "single", "max_length": 2}
@@ -70,7 +70,7 @@ def test_node_is_claimed_by_one_runner_with_the_code(tmp_path: Path) -> None:
                 await claim(b, ticket, runner="b")
             again = await claim(b, ticket)
             assert first != again, "a repeat gets credentials of its own"
-            assert await _identify.identify(b.service, first.session_token) is not None
+            assert await _access.identify(b.service, first.session_token) is not None
             await claim(b, ticket, 1, "b")
             assert await state(b) == "RUNNING"
             await b.die()
@@ -92,7 +92,7 @@ def test_token_of_a_runner_is_not_the_scripts(tmp_path: Path) -> None:
                     await deliver(node, token, "log/0.supervisor.0", b"other\n", offset=5)
             folder = tmp_path / "master" / "allocations" / ticket.allocation_id
             assert (folder / "log" / "0.supervisor.0").read_bytes() == b"line\n"
-            assert await _identify.identify(b.service, granted.token) is None
+            assert await _access.identify(b.service, granted.token) is None
 
     asyncio.run(main())
 
