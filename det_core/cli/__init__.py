@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 if it succeeded, 1 if it failed, 2 if the command line is invalid, 130 if it was interrupted, and the
         statuses of :mod:`det_core.cli._output`.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    trace = arguments[:1] == ["--traceback"]
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    trace = arguments[:1] == ["--traceback"]  # read here: an error in the command line has no context yet
     open_standard_streams()
     if sys.stdout is None:  # closed, as some daemons start a command
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays for as long as the process
@@ -120,8 +120,10 @@ def _describe_usage_error(e: click.ClickException) -> str:
     text = " ".join(e.format_message().split())
     if not isinstance(e, click.UsageError):
         return text
-    text = text[:1].lower() + text[1:].rstrip(".")
-    return text if e.ctx is None else f"{text} (see {e.ctx.command_path} --help)"
+    text = text[:1].lower() + text[1:].rstrip(".")  # click writes sentences
+    if e.ctx is None:
+        return text
+    return f"{text} (see {e.ctx.command_path} --help)"
 
 
 def _describe(e: Exception) -> str:

@@ -57,7 +57,9 @@ class Table:
                 yield from flatten_batches(row, superseded=self.superseded)
 
     def _with_progress(self, title: str) -> Iterable[Row]:
-        groups = self._run.groups() if self._group is None else [self._group]
+        groups = self._run.groups()
+        if self._group is not None:
+            groups = [self._group]
         total = sum(self._run.record.count(group) for group in groups)
         rows = self._run.rows(self._group, superseded=self.superseded, batches=self.batches)
         if total < BAR_FROM_ROWS or not sys.stderr.isatty():
@@ -93,12 +95,14 @@ def _open_output(output: str | None) -> Iterator[IO[bytes]]:
 
 def _write_csv(table: Table, out: IO[bytes]) -> None:
     """Write a line for each row under a head; lists as JSON, what a row lacks empty."""
+    # Read twice: a column that begins in the last row belongs into the head.
     columns = list(dict.fromkeys(name for row in table.flat_rows("reading") for name in row))
+    # Without translation: csv writes its own line ends, on each platform the same.
     text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
     try:
         write_csv(columns or ["group", "steps_completed"], table.flat_rows("writing"), text)
     finally:
-        text.detach()
+        text.detach()  # else its destructor would close stdout
 
 
 def write_csv(columns: list[str], rows: Iterable[dict[str, Any]], out: IO[str]) -> None:
@@ -114,7 +118,9 @@ def _cell(value: Any) -> Any:
     if value is None:
         return ""
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else encode_nonfinite(value)
+        if math.isfinite(value):
+            return repr(value)  # reads back as the same number
+        return encode_nonfinite(value)
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False)
     return value
@@ -161,12 +167,14 @@ def _widen(kind: str, value: Any) -> str:
     if isinstance(value, bool):
         new = "bool"
     elif isinstance(value, int):
-        new = "int" if value < 2**63 else "float"
+        new = "int" if value < 2**63 else "float"  # int64 ends there
     else:
         new = {float: "float", str: "text"}.get(type(value), "json")
     if kind in ("null", new):
         return new
-    return "float" if {kind, new} == {"int", "float"} else "json"
+    if {kind, new} == {"int", "float"}:
+        return "float"
+    return "json"  # a text and a number, say
 
 
 def _convert(value: Any, kind: str) -> Any:
@@ -174,4 +182,6 @@ def _convert(value: Any, kind: str) -> Any:
         return None
     if kind == "json":
         return json.dumps(value, ensure_ascii=False)
-    return float(value) if kind == "float" else value
+    if kind == "float":
+        return float(value)  # Arrow takes no int in a column of floats that it cannot hold exactly
+    return value

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Lines = list[tuple["Trial", dict[str, Any]]]
 
+RETRY_INTERVAL = 1.0
 MASTER_TIMEOUT = 120.0
 """Seconds that a master may be away, as when it is restarted."""
 MIN_POLL_INTERVAL = 0.1
@@ -76,8 +77,10 @@ def follow(experiment: Experiment, *, quiet: bool = False, raw: bool = False) ->
         Exit: If the user interrupts, or the master is away for too long; how to come back is printed.
     """
     printer: _Printer = _Plain()
-    if quiet or raw:
-        printer = _Printer() if quiet else _Raw()
+    if quiet:
+        printer = _Printer()
+    elif raw:
+        printer = _Raw()
     elif sys.stdout.isatty():
         printer = Live()
     try:
@@ -124,7 +127,7 @@ def _read_patiently(tail: Tail) -> Lines:
                 note(f"{e}; trials go on, and it is asked again for {MASTER_TIMEOUT:.0f} s")
             if time.monotonic() > deadline:
                 raise
-            time.sleep(1.0)
+            time.sleep(RETRY_INTERVAL)
 
 
 def _how_to_return(experiment: Experiment) -> str:
@@ -173,6 +176,7 @@ class Tail:
     def read(self) -> Lines:
         """Return the new lines with their trials, in the order in which they were printed."""
         began = time.monotonic()
+        # Asked before the lines are read: what is printed before the end is then among them.
         ended = self.experiment.refresh().ended
         self.trials = self.experiment.trials()
         lines: Lines = []
@@ -194,14 +198,15 @@ class Tail:
 
     def pause(self) -> None:
         """Wait until the next read is due."""
-        time.sleep(max(self._pause, LOAD_FACTOR * self._took if self._pause else 0.0))
+        if self._pause:
+            time.sleep(max(self._pause, LOAD_FACTOR * self._took))
 
     def _read_trial(self, trial: Trial) -> tuple[list[dict[str, Any]], bool]:
         """Return the new lines of a trial, and whether there may be more already."""
         from det_core.client._experiments import PAGE, log_page
 
         state = trial_state(trial)
-        mark = (state, trial.info.get("trial_run_id"))
+        mark = (state, trial.record.trial_run_id)  # a later run prints anew, in the same state
         if self._settled.get(trial.id) == mark:
             return [], False
         page = log_page(self._master, trial.id, self._last_ids.get(trial.id, 0))
@@ -227,7 +232,7 @@ class Queue:
             self._printed = ""
             return ""
         if now < self._due:
-            return ""
+            return ""  # nearly every trial is queued for a moment
         self._due = now + QUEUE_INTERVAL
         why = _why_queued(experiment, trials)
         if why == self._printed:
@@ -246,8 +251,8 @@ def _why_queued(experiment: Experiment, trials: Sequence[Trial]) -> str:
     used = int(about.get("slotsInUse") or 0)
     needed = experiment.config.get("resources", {}).get("slots_per_trial", 1)
     others = _holders(experiment)
-    by = f": {', '.join(others)}" if others else ""
-    return f"queued: a trial of experiment {experiment.id} needs {needed} slot(s), and {used} of {slots} are in use{by}"
+    text = f"queued: a trial of experiment {experiment.id} needs {needed} slot(s), and {used} of {slots} are in use"
+    return ": ".join(filter(None, [text, ", ".join(others)]))
 
 
 def _holders(experiment: Experiment) -> list[str]:
@@ -318,11 +323,13 @@ class _Plain(_Printer):
         if state != self._experiment:
             self._experiment = state
             saving = saving_trials(experiment)
-            note(f"experiment {experiment.id} {state}" + (f": {saving}" if saving else ""))
+            note(": ".join(filter(None, [f"experiment {experiment.id} {state}", saving])))
 
     def _details(self, experiment: Experiment, trial: Trial, before: tuple[str, int] | None) -> str:
         """Return what is worth a word about a trial whose state has changed."""
-        text = f": {settings(trial.hparams)}" if before is None else ""
+        text = ""
+        if before is None:
+            text = f": {settings(trial.hparams)}"
         if trial_state(trial) == "WAITING" and not self._explained_waiting:
             self._explained_waiting = True
             text += " (for the search, which may have it train more)"
@@ -331,7 +338,8 @@ class _Plain(_Printer):
         if trial.state == "ERROR" and trial.error:
             text += f" ({first_line(trial.error)})"
         elif trial.restarts and (before is None or before[1] != trial.restarts):
-            text += f" (restart {trial.restarts}{': ' + first_line(trial.error) if trial.error else ''})"
+            cause = first_line(trial.error or "")
+            text += f" ({': '.join(filter(None, [f'restart {trial.restarts}', cause]))})"
         return text
 
 
@@ -380,10 +388,12 @@ def _live_trials(experiment: Experiment, trials: list[Trial]) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for column in ("TRIAL", "STATE", "STEP", printable(experiment.metric) or "METRIC", "HYPERPARAMETERS"):
         table.add_column(column, header_style="dim", no_wrap=True)
+    # A terminal has few lines: those that run, then those that may run, the newest first; shown by their numbers.
     order = sorted(trials, key=lambda t: (t.state not in _AT_WORK, t.ended, -t.id))
     for t in sorted(order[:MAX_LIVE_TRIALS], key=lambda t: t.id):
         row = (t.id, trial_state(t), t.steps_completed, number_or_dash(t.best_metric), settings(t.hparams))
-        table.add_row(*(Text(printable(cell)) for cell in row), style=None if t.state in _AT_WORK else "dim")
+        # As Text: names and hyperparameters may hold brackets, which rich takes for markup.
+        table.add_row(*(Text(printable(cell)) for cell in row), style="" if t.state in _AT_WORK else "dim")
     return table
 
 
@@ -396,12 +406,12 @@ def _live_summary(experiment: Experiment, trials: list[Trial]) -> Table:
     states = Counter(trial_state(trial) for trial in trials)
     best = ""
     if experiment.best_metric is not None:
-        best = f"best {experiment.metric} {number(experiment.best_metric)} (trial {experiment.info['best_trial_id']})"
+        best = f"best {experiment.metric} {number(experiment.best_metric)} (trial {experiment.record.best_trial_id})"
     line.add_row(
         Text(f"experiment {experiment.id} {experiment_state(experiment)}", style="bold"),
         ProgressBar(total=1.0, completed=experiment.progress, width=20),
         Text(f"{experiment.progress:.0%}"),
-        Text(duration(time.time() - float(experiment.info.get("start_time") or time.time()))),
+        Text(duration(time.time() - experiment.record.start_time)),
         Text(", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items()))),
         Text(printable(best), style="bold green"),
         Text(saving_trials(experiment), style="yellow"),

@@ -104,7 +104,7 @@ class RootGroup(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of the help."""
-        return list(COMMANDS)
+        return list(COMMANDS)  # not sorted: the most used first
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import a command."""
@@ -132,6 +132,7 @@ class RootGroup(Group):
 
 def groups_with(ctx: click.Context, name: str) -> list[str]:
     """Return the groups that have a command of this name."""
+    # Imports every command: a misspelt one may take the time.
     root = ctx.find_root().command
     assert isinstance(root, RootGroup)
     groups = {group: root.get_command(ctx, group) for group in COMMANDS}

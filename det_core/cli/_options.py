@@ -33,7 +33,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         """Read the number."""
         if isinstance(value, int):
             return value
-        if not (value.isascii() and value.isdigit()):
+        if not (value.isascii() and value.isdigit()):  # int() takes 1_000, and the digits of other scripts
             self.fail(f"{value!r} is not a number: expected 0 or more", param, ctx)
         return int(value)
 
@@ -49,7 +49,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
             seconds = float(value)
         except ValueError:
             seconds = -1.0
-        if not 0 <= seconds < float("inf"):
+        if not 0 <= seconds < float("inf"):  # nor NaN, which float() reads
             self.fail(f"{value!r} is not a number of seconds", param, ctx)
         return seconds
 
@@ -68,6 +68,7 @@ class Id(click.ParamType):  # type: ignore[type-arg]
         """Read the number, or one of the words that stand for one."""
         if isinstance(value, int) or value in self._words:
             return value  # type: ignore[no-any-return]
+        # A larger one cannot be an ID, and databases refuse to look for it.
         if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
             self.fail(f"{value!r} is not the number of {self._what}; `{self._shown_by}` shows them", param, ctx)
         return int(value)
@@ -133,23 +134,26 @@ def script_argument(check: Callable[..., Sequence[str]]) -> Callable[[Callable[.
 def limit_of(limit: int | None, as_json: bool) -> int | None:
     """Return how many rows to show; None: all."""
     if limit is None:
-        return None if as_json else SHOWN
+        return None if as_json else SHOWN  # a program reads all, a person a screen
     return limit or None
 
 
 def check_file(_ctx: click.Context, _param: click.Parameter, path: str) -> str:
     """Refuse a path that is not a file, before a master is started for it."""
-    if not os.path.isfile(path):
-        raise Failure(f"{path} is not a file" if os.path.exists(path) else f"file not found: {path}", INVALID)
-    return path
+    if os.path.isfile(path):
+        return path
+    if os.path.exists(path):
+        raise Failure(f"{path} is not a file", INVALID)
+    raise Failure(f"file not found: {path}", INVALID)
 
 
 def check_directory(_ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
     """Refuse a path that is not a directory."""
-    if path is not None and not os.path.isdir(path):
-        message = f"{path} is not a directory" if os.path.exists(path) else f"directory not found: {path}"
-        raise Failure(message, INVALID)
-    return path
+    if path is None or os.path.isdir(path):
+        return path
+    if os.path.exists(path):
+        raise Failure(f"{path} is not a directory", INVALID)
+    raise Failure(f"directory not found: {path}", INVALID)
 
 
 def on_master(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,7 +177,9 @@ def reach_master(master: str | None, home: str | None) -> Address:
 
     with note_if_slow("reaching the master …"):
         address = reach(master, home=home)
-    return replace(address, source="--master") if master else address
+    if master:
+        return replace(address, source="--master")  # for errors
+    return address
 
 
 def find_experiment(master: Master, name: int | str) -> Experiment:
@@ -207,7 +213,10 @@ def command_for(*words: object) -> str:
     """Return a command to type, about the master of the command that runs now."""
     import shlex
 
+    command = ["det-core", *map(str, words)]
     context = click.get_current_context(silent=True)
-    options = {} if context is None else context.params
-    named = [["--" + name, options[name]] for name in ("master", "home") if options.get(name)]
-    return shlex.join(["det-core", *map(str, words), *(named[0] if named else ())])
+    if context is not None:
+        # One of them is enough: --master says all, --home which master where there is no --master.
+        named = [["--" + name, context.params[name]] for name in ("master", "home") if context.params.get(name)]
+        command += named[0] if named else []
+    return shlex.join(command)

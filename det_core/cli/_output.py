@@ -20,7 +20,9 @@ INVALID = 2
 ENDED_IN_ERROR = 3
 CANCELED = 4
 NOT_ENDED = 5
-INTERRUPTED = 130
+INTERRUPTED = 130  # as a shell tells of SIGINT: 128 and its number
+MAX_VALUE_LENGTH = 60
+"""Characters of a value in a table or a list of facts."""
 
 STATUSES = """\
 exit status:
@@ -68,7 +70,7 @@ def note(message: str) -> None:
 def note_if_slow(message: str, delay: float = 1.0) -> Iterator[None]:
     """Print a note if the block takes longer than ``delay`` seconds."""
     timer = threading.Timer(delay, note, [message])
-    timer.daemon = True
+    timer.daemon = True  # an error in the block must not wait for it
     timer.start()
     try:
         yield
@@ -101,6 +103,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    # Only the main thread may set handlers; tests call commands from others.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -128,6 +131,7 @@ def confirm(items: Iterable[str], question: str, yes: bool) -> None:
         raise Failure("refusing to delete without confirmation: pass --yes where nobody can answer", INVALID)
     for item in items:
         say(item)
+    # Not click.confirm(), which asks again until it understands the answer.
     print(f"{printable(question)} [y/N] ", end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         note("nothing was deleted")
@@ -141,7 +145,11 @@ def print_json(value: Any) -> None:
 
 def print_one_or_all(values: Sequence[Any], single: bool) -> None:
     """Print the only value, or the list of them, as JSON."""
-    print_json(values[0] if single and values else list(values))
+    # A single one that could not be read was printed as an error: then there is nothing to unpack.
+    if single and values:
+        print_json(values[0])
+    else:
+        print_json(list(values))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -155,7 +163,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
-            table.add_column(column, overflow="fold")
+            table.add_column(column, overflow="fold")  # an ID that is cut cannot be copied
         for line in lines:
             table.add_row(*map(Text, line))  # as Text, in which brackets are not markup
         Console().print(table)
@@ -203,6 +211,7 @@ def progress_bar(title: str, total: int, *, unit: str = "bytes") -> Iterator[Cal
         counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
     text = progress.TextColumn("{task.description}", markup=False)
     columns = [text, progress.BarColumn(), *counts, progress.TimeRemainingColumn()]
+    # On stderr, so that stdout can be a pipe while a person watches.
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(title, total=total)
         yield lambda done: shown.advance(task, done)
@@ -233,14 +242,16 @@ def duration(seconds: float) -> str:
     minutes = whole // 60 % 60
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {whole % 60} s" if minutes else f"{max(seconds, 0.0):.1f} s"
+    if minutes:
+        return f"{minutes} min {whole % 60} s"
+    return f"{max(seconds, 0.0):.1f} s"
 
 
 def size(count: int) -> str:
     """Return a number of bytes, rounded."""
     units = ["B", "kB", "MB", "GB", "TB"]
     value = float(count)
-    while value >= 999.5 and len(units) > 1:
+    while value >= 999.5 and len(units) > 1:  # which three digits would show as 1e+03
         value /= 1000
         del units[0]
     return f"{value:.3g} {units[0]}"
@@ -251,7 +262,9 @@ def number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else _dump(value)
-    return text if len(text) <= 60 else text[:59] + "…"
+    if len(text) > MAX_VALUE_LENGTH:
+        return text[: MAX_VALUE_LENGTH - 1] + "…"
+    return text
 
 
 def _dump(value: Any, indent: int | None = None) -> str:
@@ -272,6 +285,17 @@ def or_dash(value: object) -> object:
     return "-" if value in (None, "") else value
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 run" or "3 runs"."""
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(names: Sequence[str], count: int) -> str:
+    """Return the first names, with an ellipsis if there are more."""
+    more = ["…"] * (len(names) > count)
+    return ", ".join([*names[:count], *more])
+
+
 def these(count: int, noun: str) -> str:
     """Return "this run" or "these 3 runs"."""
-    return f"this {noun}" if count == 1 else f"these {count} {noun}s"
+    return f"this {noun}" if count == 1 else f"these {counted(count, noun)}"

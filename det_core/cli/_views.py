@@ -13,6 +13,7 @@ from det_core.cli._output import (
     DONE,
     ENDED_IN_ERROR,
     FAILED,
+    counted,
     duration,
     note,
     number,
@@ -30,26 +31,19 @@ _PLAIN_LEVELS = ("", "UNSPECIFIED", "INFO")
 
 def experiment_json(experiment: Experiment, *, result: bool = False) -> dict[str, Any]:
     """Return an experiment for a program; with ``result`` also its best trial and that one's checkpoint."""
-    info = experiment.info
-    names = ("id", "name", "state", "progress", "description", "labels", "searcher_type", "num_trials", "priority")
-    view = {name: info.get(name) for name in names} | {
-        "metric": experiment.metric or None,
-        "smaller_is_better": experiment.smaller_is_better,
-        "best_trial": info.get("best_trial_id"),
-        "best_metric": experiment.best_metric,
-        "start_time": info.get("start_time"),
-        "end_time": info.get("end_time"),
-        "stopping_trials": stopping_trials(experiment),
-        "stop_by_time": info.get("stop_by_time"),
-        "error": experiment.error,
-        "remarks": info.get("remarks") or [],
-    }
+    record = experiment.record
+    names = ("id", "name", "state", "progress", "description", "labels", "searcher_type", "num_trials", "priority",
+             "smaller_is_better", "best_metric", "start_time", "end_time", "stopping_trials", "stop_by_time", "error",
+             "remarks")  # fmt: skip
+    view = {name: getattr(record, name) for name in names}
+    view["metric"] = experiment.metric or None
+    view["best_trial"] = record.best_trial_id
     if result:
-        best = experiment.best_trial
-        checkpoint = experiment.best_checkpoint()
         view["error"] = experiment.error or failure(experiment)[0]
-        view["best_trial"] = None if best is None else trial_json(best)
-        view["best_checkpoint"] = None if checkpoint is None else checkpoint["uuid"]
+        if best := experiment.best_trial:
+            view["best_trial"] = trial_json(best)
+        checkpoint = experiment.best_checkpoint() or {}
+        view["best_checkpoint"] = checkpoint.get("uuid")
     return view
 
 
@@ -57,20 +51,18 @@ def trial_json(trial: Trial) -> dict[str, Any]:
     """Return a trial for a program."""
     names = ("id", "experiment_id", "state", "hparams", "steps_completed", "restarts", "best_metric",
              "best_validation", "latest_validation", "latest_checkpoint", "error")  # fmt: skip
-    of_master = {name: trial.info.get(name) for name in ("progress", "start_time", "end_time")}
-    return {name: getattr(trial, name) for name in names} | of_master
+    of_record = {name: getattr(trial.record, name) for name in ("progress", "start_time", "end_time")}
+    return {name: getattr(trial, name) for name in names} | of_record
 
 
 def print_result(experiment: Experiment) -> None:
     """Print how an experiment ended: its best trial, that one's checkpoint, and the command to download it."""
-    info = experiment.info
-    trials = int(info.get("num_trials") or 0)
-    count = "1 trial" if trials == 1 else f"{trials} trials"
-    took = duration((info.get("end_time") or 0.0) - (info.get("start_time") or 0.0))
-    say(f"experiment {experiment.id} ({experiment.name}): {experiment.state}, {count} in {took}")
+    record = experiment.record
+    took = duration((record.end_time or 0.0) - record.start_time)
+    say(f"experiment {record.id} ({record.name}): {record.state}, {counted(record.num_trials, 'trial')} in {took}")
     for name, text in failure_facts(experiment):
         say(f"{name}: {text}")
-    for remark in info.get("remarks") or ():
+    for remark in record.remarks:
         note(f"warning: {remark}")
     best = experiment.best_trial
     step = None
@@ -85,6 +77,7 @@ def print_result(experiment: Experiment) -> None:
         trial = checkpoint["training"].get("trialId")
         saved = checkpoint["steps_completed"]
         where = f"best checkpoint (trial {trial}, step {saved})"
+        # Retention may have deleted the best trial's, or it saves at other steps than it validates.
         if best is not None and (trial, saved) == (best.id, step):
             where = "its checkpoint"
         say(f"{where}: {checkpoint['uuid']}")
@@ -94,6 +87,7 @@ def print_result(experiment: Experiment) -> None:
 def failure_facts(experiment: Experiment) -> list[tuple[str, str]]:
     """Return why an experiment ended in ERROR, and the command that shows more."""
     text, trial = failure(experiment)
+    # Often both are the same: the experiment has the error of its only trial.
     facts = [("error", cause) for cause in dict.fromkeys((experiment.error, text)) if cause]
     if trial is not None:
         facts.append(("for more", command_for("trial", "logs", trial)))
@@ -109,43 +103,48 @@ def failure(experiment: Experiment) -> tuple[str | None, int | None]:
         return None, None
     trial = failed[-1].refresh()  # trials in a list lack the last lines of their output
     first, *more = (trial.error or "it ended in ERROR").splitlines()
-    last = f": {more[-1].strip()}" if more else ""
-    return f"trial {trial.id}: {first_line(first)}{last}", trial.id
+    text = f"trial {trial.id}: {first_line(first)}"
+    if more:
+        text += f": {more[-1].strip()}"  # of a traceback the exception
+    return text, trial.id
 
 
 def exit_status(experiment: Experiment) -> int:
     """Return the exit status for how an experiment ended; a search that cannot tell what was best has failed."""
-    info = experiment.info
-    in_vain = info.get("best_trial_id") is None and info.get("searcher_type") != "single" and info.get("remarks")
-    return _STATUSES.get(experiment.state, ENDED_IN_ERROR) or (FAILED if in_vain else DONE)
+    record = experiment.record
+    status = _STATUSES.get(record.state, ENDED_IN_ERROR)
+    # Its trials ran well, but reported another metric than the one it searches for.
+    if status == DONE and record.best_trial_id is None and record.searcher_type != "single" and record.remarks:
+        return FAILED
+    return status
 
 
 def trial_state(trial: Trial) -> str:
     """Return a trial's state: PAUSING if it is to pause and still runs, WAITING if its search may give it more."""
-    if trial.state == "PAUSED" and trial.info.get("allocation_id"):
+    if trial.state == "PAUSED" and trial.record.allocation_id:
         return "PAUSING"
-    if trial.state == "ACTIVE" and trial.info.get("parked"):
+    if trial.state == "ACTIVE" and trial.record.parked:
         return "WAITING"
     return trial.state
 
 
 def experiment_state(experiment: Experiment) -> str:
     """Return an experiment's state: PAUSING if it is to pause and trials still run."""
-    return "PAUSING" if experiment.state == "PAUSED" and stopping_trials(experiment) else experiment.state
-
-
-def stopping_trials(experiment: Experiment) -> int:
-    """Return how many trials were asked to stop, and still run."""
-    return int(experiment.info.get("stopping_trials") or 0)
+    if experiment.state == "PAUSED" and experiment.record.stopping_trials:
+        return "PAUSING"
+    return experiment.state
 
 
 def saving_trials(experiment: Experiment) -> str:
     """Return which trials of an experiment that stops still save, and how long they may; empty if none."""
-    count = stopping_trials(experiment)
-    deadline = experiment.info.get("stop_by_time")
+    count = experiment.record.stopping_trials
+    deadline = experiment.record.stop_by_time
+    # An ACTIVE one stops single trials, which its search has closed: nobody waits for that.
     if not count or not deadline or experiment.state == "ACTIVE" or experiment.ended:
         return ""
-    left = f"in {duration(deadline - time.time())}" if deadline > time.time() else "now"
+    left = "now"
+    if deadline > time.time():
+        left = f"in {duration(deadline - time.time())}"
     trials = "1 trial still saves; it is" if count == 1 else f"{count} trials still save; they are"
     return f"{trials} killed {left} at the latest (preemption_timeout)"
 
@@ -177,7 +176,8 @@ def rank_trials(experiment: Experiment, trials: Iterable[Trial]) -> list[Trial]:
 
     def key(trial: Trial) -> tuple[bool, float, int]:
         best = trial.best_metric
-        if best is None or best != best:  # NaN
+        # NaN would compare as neither better nor worse, and leave any order behind.
+        if best is None or best != best:
             return True, 0.0, trial.id
         return False, sign * best, trial.id
 
@@ -195,10 +195,12 @@ def print_trials(experiment: Experiment, trials: Iterable[Trial]) -> None:
 
 def line_text(line: Mapping[str, Any]) -> str:
     """Return a log line as it was printed, with its rank and its level before it."""
-    rank = line.get("rank_id")
-    level = _level(line)
-    before = "" if rank is None else f"[rank={rank}] "
-    return before + ("" if level in _PLAIN_LEVELS else f"{level}: ") + str(line["log"]).rstrip("\n")
+    parts = [str(line["log"]).rstrip("\n")]
+    if (level := _level(line)) not in _PLAIN_LEVELS:
+        parts.insert(0, f"{level}: ")
+    if (rank := line.get("rank_id")) is not None:
+        parts.insert(0, f"[rank={rank}] ")
+    return "".join(parts)
 
 
 def line_head(trial: Trial) -> str:
@@ -216,7 +218,7 @@ def print_line(trial: Trial, line: Mapping[str, Any], *, as_json: bool = False, 
         head: whether to print the trial's number before it.
     """
     if as_json:
-        import orjson
+        import orjson  # here, as only programs need it
 
         view = {
             "trial": trial.id,
@@ -227,8 +229,11 @@ def print_line(trial: Trial, line: Mapping[str, Any], *, as_json: bool = False, 
             "text": str(line["log"]).rstrip("\n"),
         }
         print(orjson.dumps(view).decode(), flush=True)
-    else:
-        print((line_head(trial) if head else "") + line_text(line), flush=True)
+        return
+    text = line_text(line)
+    if head:
+        text = line_head(trial) + text
+    print(text, flush=True)
 
 
 def _level(line: Mapping[str, Any]) -> str:

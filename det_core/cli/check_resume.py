@@ -14,7 +14,7 @@ import click
 
 from det_core.cli._groups import ALIASES, Command
 from det_core.cli._options import SCRIPT_SETTINGS, json_option, script_argument
-from det_core.cli._output import DONE, FAILED, INVALID, Failure, interrupted_by_sigterm, note, print_json
+from det_core.cli._output import INVALID, Failure, interrupted_by_sigterm, note, print_json
 from det_core.cli.experiment import create, print_mistakes, slots_override
 from det_core.cli.run import command as run_command
 from det_core.cli.run import script_config
@@ -92,6 +92,7 @@ def command(at: int | None, kill: bool, rtol: float, keep: str | None, as_json: 
                 on_progress=_Progress(),
             )
     except BaseException:
+        # An interrupted check is worth nothing, and its homes hold checkpoints.
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -101,7 +102,7 @@ def command(at: int | None, kill: bool, rtol: float, keep: str | None, as_json: 
         print(as_markdown(report))
     if report.folder is not None:
         note(f"the trainings are in {report.folder}; to remove them: rm -r {report.folder}")
-    return DONE if report.is_equal else FAILED
+    return int(not report.is_equal)
 
 
 class _Progress:
@@ -161,8 +162,10 @@ def read_experiment(words: Sequence[str]) -> ExperimentSource | None:
 
 def _parse(words: list[str]) -> dict[str, Any]:
     """Return the options and arguments of a command that creates an experiment."""
-    group = ALIASES.get(words[0], words[0]) if words else ""
+    group = "".join(words[:1])
+    group = ALIASES.get(group, group)
     root = click.get_current_context().find_root()
+    # By the very commands, so that the check and they cannot differ in what an option means.
     if group == "run":
         return run_command.make_context("run", words[1:], parent=root).params
     if group == "experiment" and words[1:2] == ["create"]:

@@ -12,12 +12,12 @@ import click
 from det_core.cli._groups import Group
 from det_core.cli._options import COUNT, home_option, json_option, limit_of, limit_option, yes_option
 from det_core.cli._output import (
-    FAILED,
     INVALID,
     Failure,
     age,
     confirm,
     interrupted_by_sigterm,
+    listed,
     note,
     note_rest,
     number,
@@ -149,11 +149,20 @@ def _states(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> dict[str
             return None
         if checkpoint.storage_id in in_use:
             return IN_USE
-        return COMPLETE if verified else UNVERIFIED
+        return _describe_verified(verified)
 
+    # Each state reads a manifest, which of a cloud store takes a round trip.
     with ThreadPoolExecutor(MANIFEST_THREADS) as pool:
         found = zip((c.storage_id for c in several), pool.map(state, several), strict=True)
         return {storage_id: state for storage_id, state in found if state is not None}
+
+
+def _describe_verified(verified: bool) -> str:
+    return COMPLETE if verified else UNVERIFIED
+
+
+def _content(checkpoint: Checkpoint) -> str:
+    return f"{size(checkpoint.size)} in {checkpoint.files} file(s)"
 
 
 def _as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:
@@ -172,16 +181,22 @@ def _as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:
 
 
 def _row(c: Checkpoint, state: str) -> list[object]:
-    content: list[object] = ["-", "-"] if state == DAMAGED else [size(c.size), c.files]
+    content: list[object] = ["-", "-"]
+    if state != DAMAGED:  # whose manifest cannot be read
+        content = [size(c.size), c.files]
     return [c.storage_id, or_dash(c.run_id), c.steps_completed, *content, age(c.time), state]
 
 
 def _no_checkpoints(checkpoints: Checkpoints) -> str:
-    run = f"of run {checkpoints.run_id} " if checkpoints.run_id else ""
     root = checkpoints.root
+    text = f"no checkpoints in {root}"
+    if checkpoints.run_id:
+        text = f"no checkpoints of run {checkpoints.run_id} in {root}"
+    # A run that has saved nothing has no directory, and should not look misspelt.
     was_named = click.get_current_context().params["storage"] is not None
-    is_missing = was_named and os.path.isabs(root) and not os.path.exists(root)
-    return f"no checkpoints {run}in {root}" + (": folder not found" if is_missing else "")
+    if was_named and os.path.isabs(root) and not os.path.exists(root):
+        text += ": folder not found"
+    return text
 
 
 @command.command()
@@ -203,7 +218,7 @@ def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
     if as_json:
         more = {
             "storage": checkpoints.root,
-            "path": None if checkpoint.path is None else str(checkpoint.path),
+            "path": checkpoint.path and str(checkpoint.path),
             "metadata": metadata,
             "resources": checkpoint.resources,
         }
@@ -217,24 +232,31 @@ def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
         print_table(("SIZE", "PATH"), [(size(count), path) for path, count in files[:SHOWN_FILES]])
         if len(files) > SHOWN_FILES:
             print(f"and {len(files) - SHOWN_FILES} more; --json has all")
-    return FAILED if problem else 0
+    return int(problem is not None)
 
 
 def _facts(
     c: Checkpoint, state: str, root: str, metadata: dict[str, Any], problem: str | None
 ) -> Iterator[tuple[str, object]]:
-    unverified = " (written by others, without a manifest to compare with)"
+    if state == UNVERIFIED:
+        state += " (written by others, without a manifest to compare with)"
+    steps: object = "-"
+    if c.run_id is not None or not problem:  # else they would be in the damaged metadata
+        steps = c.steps_completed
+    committed = "-"
+    if c.time is not None:
+        committed = f"{when(c.time)} ({age(c.time)} ago)"
     yield "checkpoint", c.storage_id
-    yield "state", state + (unverified if state == UNVERIFIED else "")
+    yield "state", state
     yield "run", or_dash(c.run_id)
     yield "restart", or_dash(c.restart)
-    yield "steps", "-" if problem and c.run_id is None else c.steps_completed
-    yield "committed", "-" if c.time is None else f"{when(c.time)} ({age(c.time)} ago)"
+    yield "steps", steps
+    yield "committed", committed
     if c.path is None:
         yield "storage", root
     else:
         yield "folder", c.path
-    yield "size", f"{size(c.size)} in {c.files} file(s)"
+    yield "size", _content(c)
     for key, value in metadata.items():
         if key != "steps_completed":
             yield f"metadata.{key}", number(value)
@@ -253,22 +275,23 @@ def download(checkpoints: Checkpoints, storage_id: str, directory: str, as_json:
 def download_into(checkpoint: Checkpoint, directory: str, as_json: bool) -> None:
     """Copy a checkpoint into a directory, and print what is there now."""
     folder = os.path.abspath(directory)
-    present = set(os.listdir(folder) if os.path.isdir(folder) else ())
+    # Looked at before: afterwards nothing tells the checkpoint's files from others.
+    present = set()
+    if os.path.isdir(folder):
+        present = set(os.listdir(folder))
     own = {path.split("/")[0] for path in checkpoint.resources}
     title = f"downloading {checkpoint.storage_id}"
     with interrupted_by_sigterm(), progress_bar(title, checkpoint.size) as advance:
         checkpoint.download(directory, progress=advance)
     for what, names in (("replaced", present & own), ("there still, and not of this checkpoint", present - own)):
         if names:
-            some = ", ".join(sorted(names)[:5])
-            note(f"{folder} was not empty; {what}: {some}{', …' if len(names) > 5 else ''}")
+            note(f"{folder} was not empty; {what}: {listed(sorted(names), 5)}")
     if as_json:
         view = {"storage_id": checkpoint.storage_id, "folder": folder, "verified": checkpoint.verified}
         print_json({**view, "size": checkpoint.size, "files": checkpoint.files})
         return
     how = "verified" if checkpoint.verified else "unverified: it has no manifest to compare with"
-    content = f"{size(checkpoint.size)} in {checkpoint.files} file(s)"
-    say(f"downloaded checkpoint {checkpoint.storage_id} to {folder}: {content}, {how}")
+    say(f"downloaded checkpoint {checkpoint.storage_id} to {folder}: {_content(checkpoint)}, {how}")
 
 
 @command.command(epilog=_VERIFY_EXAMPLES)
@@ -291,11 +314,15 @@ def verify(
 def _verify_all(checkpoints: Checkpoints, ids: Sequence[str], every: bool, as_json: bool) -> int:
     from det_core.errors import CheckpointNotFound
 
-    unreadable = checkpoints.damaged() if every else {}
-    results = [_result(storage_id, DAMAGED, None, None, [problem]) for storage_id, problem in unreadable.items()]
-    for result in results:
-        _print_result(result, as_json)
-    for checkpoint in list(checkpoints) if every else _named(checkpoints, ids):
+    results = []
+    chosen = _named(checkpoints, ids)
+    if every:
+        # Those without a usable manifest are in no list: the journals of runs know them.
+        for storage_id, problem in checkpoints.damaged().items():
+            results.append(_result(storage_id, DAMAGED, None, None, [problem]))
+            _print_result(results[-1], as_json)
+        chosen = list(checkpoints)
+    for checkpoint in chosen:
         try:
             results.append(_verify(checkpoint, f"checkpoint {checkpoint.storage_id} in {checkpoints.root}: "))
         except CheckpointNotFound:
@@ -309,7 +336,7 @@ def _verify_all(checkpoints: Checkpoints, ids: Sequence[str], every: bool, as_js
         say(f"no checkpoints in {checkpoints.root}")
     elif damaged:
         note("`det-core checkpoint rm` a damaged checkpoint, and its run resumes from the one before")
-    return FAILED if damaged else 0
+    return int(damaged)
 
 
 def _named(checkpoints: Checkpoints, ids: Sequence[str]) -> list[Checkpoint]:
@@ -320,7 +347,7 @@ def _named(checkpoints: Checkpoints, ids: Sequence[str]) -> list[Checkpoint]:
 def _verify(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
     with progress_bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
         problems = [problem.removeprefix(prefix) for problem in checkpoint.verify(progress=advance)]
-    state = COMPLETE if checkpoint.verified else UNVERIFIED
+    state = _describe_verified(checkpoint.verified)
     if problems:
         state = DAMAGED
     return _result(checkpoint.storage_id, state, checkpoint.size, checkpoint.files, problems)
@@ -333,7 +360,9 @@ def _result(storage_id: str, state: str, size: int | None, files: int | None, pr
 def _print_result(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         return
-    content = "" if result["size"] is None else f"{size(result['size'])} in {result['files']} file(s)"
+    content = ""
+    if result["size"] is not None:
+        content = f"{size(result['size'])} in {result['files']} file(s)"
     texts = {
         COMPLETE: f"whole: {content}",
         UNVERIFIED: f"unverified: {content} can be read; it has no manifest to compare with",
@@ -358,7 +387,7 @@ def rm(checkpoints: Checkpoints, ids: Sequence[str], yes: bool, as_json: bool) -
     chosen = _named(checkpoints, ids)
     if used := checkpoints.in_use.intersection(c.storage_id for c in chosen):
         raise CheckpointError(f"{', '.join(sorted(used))}: a process is reading it. Nothing was deleted")
-    _warn_of_newest(checkpoints, chosen)
+    _warn_of_newest(checkpoints, chosen)  # before the question: it may change the answer
     items = [f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  age {age(c.time)}" for c in chosen]
     confirm(items, f"delete {these(len(chosen), 'checkpoint')}?", yes)
     with progress_bar("deleting", len(chosen), unit="checkpoints") as advance:
@@ -379,7 +408,9 @@ def _warn_of_newest(checkpoints: Checkpoints, chosen: Sequence[Checkpoint]) -> N
         if not of_run or of_run[-1].storage_id not in ids:
             continue
         left = [c for c in of_run if c.storage_id not in ids]
-        start = f"from {left[-1].storage_id}, steps {left[-1].steps_completed}" if left else "without a checkpoint"
+        start = "without a checkpoint"
+        if left:
+            start = f"from {left[-1].storage_id}, steps {left[-1].steps_completed}"
         note(f"warning: {of_run[-1].storage_id} is the newest of its run {run_id}: its next start will be {start}")
 
 
@@ -416,11 +447,14 @@ def _collect(checkpoints: Checkpoints, policy: RetentionPolicy, all_runs: bool, 
         text = f"{checkpoints.root} has checkpoints of {len(runs)} runs: name one with --run, or add --all-runs"
         raise Failure(text, INVALID)
     decisions = checkpoints.preview_gc(policy)
+    # A misspelt metric keeps all: that would look like a successful run of gc.
     unknown = _unknown_metric(checkpoints, decisions)
     if unknown and not dry_run:
         raise Failure(unknown)
     chosen = [d.candidate.storage_id for d in decisions if not d.reasons]
-    deleted = [] if dry_run else _delete(checkpoints, policy, decisions, as_json)
+    deleted: list[str] = []
+    if not dry_run:
+        deleted = _delete(checkpoints, policy, decisions, as_json)
     if as_json:
         print_json([_decision_json(d, deleted) for d in decisions])
     elif dry_run:
@@ -497,7 +531,9 @@ def _print_decisions(checkpoints: Checkpoints, decisions: list[RetentionDecision
         return
     rows = []
     for c, reasons, _ in reversed(decisions):
-        why = f"stays: {', '.join(reasons)}" if reasons else "would be deleted"
+        why = "would be deleted"
+        if reasons:
+            why = f"stays: {', '.join(reasons)}"
         rows.append((c.storage_id, c.steps_completed, age(c.time), why))
     print_table(("CHECKPOINT", "STEPS", "AGE", "DECISION"), rows)
     note(f"{count} of {len(decisions)} checkpoint(s) would be deleted; nothing was")

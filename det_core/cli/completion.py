@@ -40,6 +40,7 @@ def command(ctx: click.Context, shell: str) -> None:
     """Print a script that completes commands and IDs in a shell."""
     kind = get_completion_class(shell)
     assert kind is not None
+    # Not through say(): the script has line ends, which that would escape.
     print(kind(ctx.find_root().command, {}, "det-core", _VARIABLE).source(), end="")
 
 
@@ -55,6 +56,7 @@ class _Bash(BashComplete):
     def get_completion_args(self) -> tuple[list[str], str]:
         args, incomplete = super().get_completion_args()
         words: list[str] = []
+        # "--master=http://gpu:8080" arrives in pieces.
         for word in [*args, incomplete]:
             if words and (word in ("=", ":") or words[-1].endswith(("=", ":"))):
                 words[-1] += word
@@ -117,6 +119,7 @@ def _ask(options: dict[str, Any], ask: Callable[[Master], list[str]]) -> list[st
     address = locate(options.get("master"), home=options.get("home"))
     if address is None:
         return []
+    # Sent once: a shell that hangs is worse than one that offers nothing.
     with Master(address, timeout=0, idle_timeout=_TIMEOUT) as master:
         return ask(master)
 

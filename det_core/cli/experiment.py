@@ -157,7 +157,9 @@ def create(
 
 def slots_override(slots: int | None) -> list[str]:
     """Return --slots as an override of a configuration."""
-    return [] if slots is None else [f"resources.slots_per_trial={slots}"]
+    if slots is None:
+        return []
+    return [f"resources.slots_per_trial={slots}"]
 
 
 def submit(
@@ -174,6 +176,7 @@ def submit(
     from det_core.client._runs import home_of
     from det_core.errors import ExperimentInvalid
 
+    # A context must not hold the home directory, with all its checkpoints.
     home = home_of(click.get_current_context().params.get("home"))
     what = "sending it"
     if directory is not None:
@@ -201,6 +204,7 @@ def print_mistakes(problems: Sequence[object], config: object) -> None:
     """Print the mistakes in a configuration, a line for each; one of the whole file names it."""
     for problem in problems:
         text = str(problem)
+        # The master got the text alone, and does not know the file's name.
         if isinstance(config, str) and text.startswith("the experiment file:"):
             text = config + text.removeprefix("the experiment file")
         error(text)
@@ -247,8 +251,9 @@ def list_experiments(master: Master, name: str | None, state: str | None, limit:
         "sortBy": "SORT_BY_START_TIME",
         "orderBy": "ORDER_BY_DESC",
         "name": name,
-        "states": [state] if state else None,
+        "states": list(filter(None, [state])),
     }
+    # The total comes with the page: what is older is counted, not read.
     if shown:
         page = master.get("experiments", limit=shown, **query)
         views = page["experiments"]
@@ -270,9 +275,11 @@ def list_experiments(master: Master, name: str | None, state: str | None, limit:
 def _row(e: Experiment) -> tuple[object, ...]:
     from det_core.cli._views import experiment_state
 
-    best = "-" if e.best_metric is None else f"{e.metric} {number(e.best_metric)}"
-    trials = e.info.get("num_trials", "-")
-    return (e.id, e.name, experiment_state(e), f"{e.progress:.0%}", trials, best, when(e.info.get("start_time")))
+    best = "-"
+    if e.best_metric is not None:
+        best = f"{e.metric} {number(e.best_metric)}"
+    record = e.record
+    return (e.id, e.name, experiment_state(e), f"{e.progress:.0%}", record.num_trials, best, when(record.start_time))
 
 
 @command.command()
@@ -285,7 +292,9 @@ def describe(master: Master, experiment: int | str, as_json: bool) -> None:
 
     found = find_experiment(master, experiment)
     trials = rank_trials(found, found.trials())
-    search = {} if found.info.get("unmanaged") else found.search()
+    search: dict[str, Any] = {}
+    if not found.record.unmanaged:
+        search = found.search()
     if as_json:
         more = {"config": found.config, "trials": [trial_json(t) for t in trials], "search": search}
         print_json({**experiment_json(found, result=True), **more})
@@ -307,23 +316,23 @@ def describe(master: Master, experiment: int | str, as_json: bool) -> None:
 def _facts(experiment: Experiment) -> Iterator[tuple[str, object]]:
     from det_core.cli._views import experiment_state, failure_facts, saving_trials, settings
 
-    info = experiment.info
+    record = experiment.record
     yield "experiment", experiment.id
     yield "name", experiment.name
     yield "state", ": ".join(filter(None, [experiment_state(experiment), saving_trials(experiment)]))
     yield "progress", f"{experiment.progress:.0%}"
     yield "search", _search(experiment)
-    yield "priority", info.get("priority")
-    yield "started", when(info.get("start_time"))
-    yield "ended", when(info.get("end_time"))
-    yield "description", info.get("description") or None
-    yield "labels", ", ".join(info.get("labels") or ()) or None
+    yield "priority", record.priority
+    yield "started", when(record.start_time)
+    yield "ended", when(record.end_time)
+    yield "description", record.description or None
+    yield "labels", ", ".join(record.labels) or None
     yield from failure_facts(experiment)
     best = experiment.best_trial
     if best is not None and best.best_metric is not None:
         yield "best", f"trial {best.id}, {experiment.metric} {number(best.best_metric)}"
         yield "best hparams", settings(best.hparams)
-    for warning in (*(info.get("config_warnings") or ()), *(info.get("remarks") or ())):
+    for warning in (*record.warnings, *record.remarks):
         yield "warning", warning
 
 
@@ -331,15 +340,18 @@ def _search(experiment: Experiment) -> str:
     if not experiment.metric:
         return "none; it is run by others"
     best = "the smallest" if experiment.smaller_is_better else "the largest"
-    return f"{experiment.info.get('searcher_type')} by {experiment.metric}, {best} is best"
+    return f"{experiment.record.searcher_type} by {experiment.metric}, {best} is best"
 
 
 def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]]:
     """Yield the rungs of a search as rows; a search without any, or with a form of its own, has none."""
     from det_core._json import str_to_nonfinite
 
+    # A search method of a user's may return what it likes.
+    if not isinstance(brackets, list):
+        return
     best_of = min if experiment.smaller_is_better else max
-    for bracket in brackets if isinstance(brackets, list) else ():
+    for bracket in brackets:
         for rung in bracket.get("rungs") or ():
             entries = rung["entries"]
             metrics = [float(str_to_nonfinite(entry["metric"])) for entry in entries if entry["metric"] is not None]
@@ -389,16 +401,19 @@ def wait(master: Master, experiments: Sequence[int | str], timeout: float | None
     """Wait until experiments have ended; the exit status is the greatest of theirs."""
     from det_core.cli._views import exit_status, experiment_json, print_result, saving_trials
 
-    deadline = time.monotonic() + (timeout or 0.0)
+    start = time.monotonic()
     status = 0
     views = []
+    # All are looked up before the first is waited for: a misspelt one should not be found after hours.
     for found in [find_experiment(master, name) for name in dict.fromkeys(experiments)]:
         if saving := saving_trials(found):
-            note(f"experiment {found.id} is to {'pause' if found.state == 'PAUSED' else 'end'}: {saving}")
+            aim = "pause" if found.state == "PAUSED" else "end"
+            note(f"experiment {found.id} is to {aim}: {saving}")
         if found.state == "PAUSED":
             note(f"experiment {found.id} is paused: it ends only after `activate`, `cancel` or `kill`")
         try:
-            found.wait(None if timeout is None else max(deadline - time.monotonic(), 0.0))
+            # One time for all together, as they run side by side.
+            found.wait(timeout and max(start + timeout - time.monotonic(), 0.0))
         except TimeoutError:
             note(f"experiment {found.id} is still {found.state} after {timeout:g} s")
             status = NOT_ENDED
@@ -432,7 +447,7 @@ def _steering(name: str, summary: str) -> None:
                 _steer(found, name, as_json)
                 views.append(experiment_json(found))
             except MasterUnreachable:
-                raise
+                raise  # for the others it would be the same, each after its timeout
             except MasterError as e:
                 error(str(e))
                 status = FAILED
@@ -446,6 +461,7 @@ def _steer(experiment: Experiment, name: str, as_json: bool) -> None:
     from det_core.errors import MasterError
 
     ended = experiment.ended
+    # Not an error: two people, or a script, may stop it at once.
     if ended and name in ("cancel", "kill"):
         note(f"experiment {experiment.id} had ended already")
     try:
@@ -512,7 +528,9 @@ def download_checkpoint(
     if trial is not None and checkpoint is not None:
         raise click.UsageError("--trial and --checkpoint exclude each other: leave out one of them")
     found = find_experiment(master, experiment)
-    with found.open_checkpoint(checkpoint if trial is None else _newest_of(found, trial)) as chosen:
+    if trial is not None:
+        checkpoint = _newest_of(found, trial)
+    with found.open_checkpoint(checkpoint) as chosen:
         download_into(chosen, directory, as_json)
 
 
@@ -538,6 +556,7 @@ def delete(master: Master, experiments: Sequence[int | str], yes: bool, as_json:
     from det_core.errors import UnknownToMaster
 
     try:
+        # By ID, as `latest` and its number may both be given.
         found = list({e.id: e for e in (find_experiment(master, name) for name in experiments)}.values())
     except UnknownToMaster as unknown:
         raise Failure(f"{unknown}. Nothing was deleted") from None

@@ -18,7 +18,7 @@ import click
 
 from det_core.cli._groups import Group
 from det_core.cli._options import COUNT, home_option, json_option, master_option
-from det_core.cli._output import FAILED, Failure, note, note_if_slow, print_facts, print_json, say
+from det_core.cli._output import FAILED, Failure, listed, note, note_if_slow, print_facts, print_json, say
 from det_core.cli.completion import complete_files
 
 if TYPE_CHECKING:
@@ -82,25 +82,28 @@ def up(
     from det_core.client._runs import home_of
 
     folder = home_of(home)
-    token = None if token_file is None else Path(token_file).absolute()
+    # The master has another working directory.
+    token = token_file and str(Path(token_file).absolute())
     given = {"--slots": slots, "--host": host, "--port": port, "--db": db, "--token-file": token}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     options += [word for name in allow_host for word in ("--allow-host", name)]
-    options += ["--new"] if start_new else []
+    if start_new:
+        options.append("--new")
     running = living(folder / "master")
     if running is not None and (options or foreground):
         text = f"the master of {folder} runs already at {running['url']}; to restart it, first: det-core master down"
         raise Failure(text)
     if foreground:
         command_line = [sys.executable, "-m", "det_core.master", "--home", str(folder), *options]
-        os.execv(sys.executable, command_line)
+        os.execv(sys.executable, command_line)  # so that a service manager's signals reach it
     with note_if_slow("starting the master …"):
         url, _ = ensure_master(folder, options=options)
     elsewhere = outside_urls(folder / "master")
     if as_json:
         print_json({"url": url, "home": str(folder), "started": running is None, "urls_elsewhere": elsewhere})
         return
-    say(f"the master of {folder} {'listens' if running is None else 'runs already'} at {url}")
+    state = "listens" if running is None else "runs already"
+    say(f"the master of {folder} {state} at {url}")
     for outside in elsewhere:
         secret = token_file or str(folder / "master" / "token")
         note(f"on other machines: export DET_MASTER={outside} DET_USER_TOKEN=…, the content of {secret}")
@@ -143,7 +146,9 @@ def status(master: str | None, home: str | None, as_json: bool) -> int:
     if as_json:
         print_json({"running": True, "url": address.url, **own, **facts})
         return 0
-    last = ", as last time (`master up --slots` changes it)" if own.get("slots_as_last_time") else ""
+    slots = f"{facts['slots_in_use']} of {facts['slots']} in use"
+    if own.get("slots_as_last_time"):
+        slots += ", as last time (`master up --slots` changes it)"
     print_facts(
         [
             ("master", address.url),
@@ -151,7 +156,7 @@ def status(master: str | None, home: str | None, as_json: bool) -> int:
             ("home", own.get("home")),
             ("pid", own.get("pid")),
             ("version", f"det_core {facts['version']}"),
-            ("slots", f"{facts['slots_in_use']} of {facts['slots']} in use{last}"),
+            ("slots", slots),
             ("experiments", f"{facts['active']} active, {facts['paused']} paused"),
         ]
     )
@@ -223,7 +228,9 @@ def _elsewhere(home: Path) -> str | None:
     named = Environment.read().master
     own = running(home / "master")
     is_own = own is not None and named is not None and canonical(str(own["url"])) == canonical(named)
-    return None if is_own else named
+    if is_own:
+        return None
+    return named
 
 
 def _is_busy(home: Path) -> bool:
@@ -239,7 +246,7 @@ def _is_busy(home: Path) -> bool:
         with Master(address, timeout=0, idle_timeout=DOWN_TIMEOUT) as master:
             return bool(master.get("master").get("slotsInUse"))
     except MasterError:
-        return True
+        return True  # it lives and does not answer: to say too much is better than too little
 
 
 def outside_urls(folder: Path) -> list[str]:
@@ -252,15 +259,16 @@ def outside_urls(folder: Path) -> list[str]:
     host = str(record.get("listens", "127.0.0.1"))
     if _is_loopback(host):
         return []
-    if host in ("0.0.0.0", "::", ""):
+    if host in ("0.0.0.0", "::", ""):  # every address of this machine, of which any may be out of reach
         host = socket.gethostname()
-    port = urlsplit(str(record["url"])).port
-    return [f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"]
+    if ":" in host:
+        host = f"[{host}]"
+    return [f"http://{host}:{urlsplit(str(record['url'])).port}"]
 
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback  # fe80::1%eth0
     except ValueError:
         return host == "localhost"
 
@@ -298,7 +306,7 @@ def _note_living_trials(home: Path) -> None:
     living = living_trials(home)
     if not living:
         return
-    trials = ", ".join(map(str, sorted(living)[:10])) + (", …" if len(living) > 10 else "")
+    trials = listed(list(map(str, sorted(living))), 10)
     experiments = [str(number) for number in sorted(set(living.values()))]
     note(f"trials go on without it (trial {trials} of experiment {', '.join(experiments)})")
     kill = f"det-core experiment kill {' '.join(experiments)} --home {home}"

@@ -44,6 +44,7 @@ def check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[s
     if not script:
         raise Failure(f"no command to run: {ctx.command_path} -- python train.py", INVALID)
     first = script[0]
+    # `run list` and `runs list` differ in a letter, and the first would run a program called list.
     if "--" not in ctx.meta["words"] and "runs" in groups_with(ctx, first):
         hint = f"det-core run -- {first}; or did you mean `det-core runs {first}`?"
         raise Failure(f"to run the command {first!r}: {hint}", INVALID)
@@ -100,6 +101,7 @@ def command(
 
 def script_config(name: str | None, slots: int, max_restarts: int, script: Sequence[str]) -> dict[str, Any]:
     """Return the configuration of an experiment that runs one command."""
+    # Of `torchrun --nproc-per-node 2 train.py` the script, not the launcher, is what a person looks for.
     scripts = [word for word in script if word.endswith((".py", ".sh"))]
     return {
         "name": name or os.path.basename((scripts or script)[0]),
@@ -120,13 +122,12 @@ def _exit_status(experiment: Experiment) -> int:
         return CANCELED
     if experiment.state == "COMPLETED":
         return 0
-    trials = experiment.trials()
-    trial = trials[-1].refresh() if trials else None  # trials in a list lack their exit statuses
     cause = experiment.error
     status = None
-    if trial is not None:
+    if trials := experiment.trials():
+        trial = trials[-1].refresh()  # trials in a list lack their exit statuses
         cause = trial.error or cause
         status = trial.exit_status
-    why = f": {first_line(cause)}" if cause else ""
-    error(f"experiment {experiment.id} ended in {experiment.state}{why}")
-    return status or FAILED
+    text = f"experiment {experiment.id} ended in {experiment.state}"
+    error(": ".join(filter(None, [text, first_line(cause or "")])))
+    return status or FAILED  # a script may exit with 0 and fail, as before its operation is done

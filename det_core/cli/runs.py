@@ -132,9 +132,17 @@ def _resume_command(run: Run) -> str:
 def _facts(run: Run) -> list[tuple[str, object]]:
     from det_core.client._table import spread
 
-    torn = run.record.torn_lines
-    resumed = {0: "never", 1: "once"}.get(max(run.restarts, 0), f"{run.restarts} times")
-    is_open = run.state not in ("running", "completed")
+    resumed = {0: "never", 1: "once"}.get(run.restarts, f"{run.restarts} times")
+    facts: dict[str, object] = {}
+    if run.state == "running":
+        facts["status"] = run.status  # of a run that has ended it is the last word before the end
+    if run.progress is not None:
+        facts["progress"] = f"{run.progress:.0%}"
+    end: dict[str, object] = {}
+    if run.record.torn_lines:
+        end["torn lines"] = f"{run.record.torn_lines} (left by a crash or a full disk; skipped)"
+    if run.state not in ("running", "completed"):
+        end["to resume"] = _resume_command(run)
     return [
         ("run", run.run_id),
         ("name", run.name),
@@ -144,21 +152,20 @@ def _facts(run: Run) -> list[tuple[str, object]]:
         ("resumed", resumed),
         ("folder", run.path),
         *_start_facts(run),
-        ("status", run.status if run.state == "running" else None),
-        ("progress", None if run.progress is None else f"{run.progress:.0%}"),
+        *facts.items(),
         *_settings(run, "hparams"),
         *_settings(run, "config"),
         *((f"metadata.{key}", number(value)) for key, value in spread(run.metadata).items()),
-        ("torn lines", f"{torn} (left by a crash or a full disk; skipped)" if torn else None),
-        ("to resume", _resume_command(run) if is_open else None),
+        *end.items(),
     ]
 
 
 def _state(run: Run) -> str:
     from det_core.core._bare_run import cause_of_death
 
-    cause = cause_of_death(run.record) if run.state == "died" else ""
-    return f"{run.state} ({cause})" if cause else run.state
+    if run.state == "died" and (cause := cause_of_death(run.record)):
+        return f"died ({cause})"
+    return run.state
 
 
 def _start_facts(run: Run) -> Iterator[tuple[str, object]]:
@@ -170,7 +177,8 @@ def _start_facts(run: Run) -> Iterator[tuple[str, object]]:
     yield "directory", start.get("cwd") or None
     yield "host", start.get("host") or None
     if git := start.get("git"):
-        yield "commit", f"{git.get('commit')}{', with changes' if git.get('dirty') else ''}"
+        changes = ", with changes" if git.get("dirty") else ""
+        yield "commit", f"{git.get('commit')}{changes}"
     if chain := chain_of_run(run.path):
         jobs = ", ".join(dict.fromkeys(job.job for job in chain.jobs)) or "none has started"
         yield "slurm", f"{chain.end or 'goes on'}; jobs: {jobs}"
@@ -181,6 +189,7 @@ def _settings(run: Run, name: str) -> Iterator[tuple[str, object]]:
     from det_core._json import equal_json
     from det_core.client._table import spread
 
+    # A resume may have other settings; rows of both are in the record.
     of_restarts = [(f" (restart {restart})", settings) for restart, settings in run.record.settings(name).items()]
     last = run.record.last_settings(name)
     if all(equal_json(settings, last) for _, settings in of_restarts):
@@ -199,7 +208,7 @@ def _metric_rows(last: dict[str, tuple[int, Row]]) -> Iterator[tuple[object, ...
         head: tuple[object, ...] = (group, count, or_dash(row.steps_completed))
         for key, value in spread(row.metrics).items():
             yield (*head, key, number(value))
-            head = ("", "", "")
+            head = ("", "", "")  # a group is named once
 
 
 def _print_checkpoints(run: Run) -> None:
@@ -207,7 +216,8 @@ def _print_checkpoints(run: Run) -> None:
     checkpoints = run.checkpoints()
     if not checkpoints:
         return
-    print(f"\ncheckpoints{f' in {run.storage}' if run.storage else ''}")
+    place = f" in {run.storage}" if run.storage else ""
+    print(f"\ncheckpoints{place}")
     if len(checkpoints) > SHOWN:
         print(f"({len(checkpoints) - SHOWN} older: det-core checkpoint list --run {run.run_id} --limit 0)")
     rows = [(c.get("storage_id", "-"), _steps(c), when(c["time"]), c["restart"]) for c in checkpoints[-SHOWN:]]
@@ -216,7 +226,10 @@ def _print_checkpoints(run: Run) -> None:
 
 def _steps(checkpoint: dict[str, Any]) -> object:
     metadata = checkpoint.get("metadata")
-    return or_dash((metadata if isinstance(metadata, dict) else checkpoint).get("steps_completed"))
+    # The metadata may have been damaged; the record has the steps beside it, too.
+    if isinstance(metadata, dict):
+        return or_dash(metadata.get("steps_completed"))
+    return or_dash(checkpoint.get("steps_completed"))
 
 
 @command.command(epilog=_EXPORT_EXAMPLES)
@@ -265,6 +278,7 @@ def rm(runs: tuple[str, ...], yes: bool, folder_only: bool, home: str | None) ->
     from det_core import client
     from det_core.errors import RunLocked
 
+    # By ID, as `latest` and its ID may both be given.
     found = list({r.run_id: r for r in (client.run(name, home) for name in runs)}.values())
     if live := [r.run_id for r in found if r.state == "running"]:
         raise RunLocked(f"{', '.join(live)}: still running; stop it first. Nothing was deleted")
@@ -286,7 +300,9 @@ def _question(runs: list[Run], folder_only: bool) -> str:
     if folder_only:
         return f"delete {what}, with all that is in its folder?"
     storages = sorted({_option_of(storage) for r in runs for storage in r.storages})
-    also = f", also those in {' and '.join(storages)}" if storages else ""
+    also = ""
+    if storages:
+        also = f", also those in {' and '.join(storages)}"
     return f"delete {what}, with metrics, checkpoints and TensorBoard files{also}?"
 
 

@@ -47,6 +47,7 @@ def preview(config_file: str, config: Sequence[str], as_json: bool) -> int:
     except ConfigError as e:
         print_mistakes(e.errors, config_file)
         return INVALID
+    # A search method of a user's is found as in the context, which is most often this directory.
     folder = str(Path(config_file).absolute().parent)
     found = preview(experiment.searcher, experiment.hyperparameters, experiment.seed, folder=folder)
     if as_json:
@@ -96,9 +97,9 @@ def _summary(found: dict[str, Any], searcher: Any) -> str:
     text += f", {_span(least, most)} units in all"
     full = found["units_if_all_trained_fully"]
     if not full or full == least:
-        return text
-    share = f"{least / full:.1%}" if least == most else f"{least / full:.1%} to {most / full:.1%}"
-    return f"{text} ({share} of {full:,}, what training all of them fully takes)"
+        return text  # nothing is saved: of a grid or a random search
+    shares = list(dict.fromkeys([f"{least / full:.1%}", f"{most / full:.1%}"]))
+    return f"{text} ({' to '.join(shares)} of {full:,}, what training all of them fully takes)"
 
 
 def _span(least: int, most: int) -> str:

@@ -92,7 +92,7 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--chain", type=COUNT, default=0, metavar="N", help="Submit N jobs now, if nodes may not submit."),
         script_argument(_check_script),
     ]
-    for option in reversed(options):
+    for option in reversed(options):  # the last decorator's option is the first of the help
         function = option(function)
     return function
 
@@ -108,7 +108,7 @@ def _read_options(options: dict[str, Any]) -> JobOptions:
 
     slurm = {name: value for name in _SLURM_OPTIONS if (value := options[name.replace("-", "_")])}
     for word in options["sbatch"]:
-        name, _, value = word.lstrip("-").partition("=")
+        name, _, value = word.lstrip("-").partition("=")  # people write --exclusive, too
         slurm[name] = value
     names = ("name", "nodes", "ranks_per_node", "stop_before", "max_jobs", "chain")
     job = JobOptions(
@@ -169,7 +169,7 @@ def list_chains(as_json: bool) -> None:
     from det_core.slurm import SlurmError, describe, list_chains, list_jobs
 
     chains = list_chains(_home())
-    jobs = None
+    jobs = None  # where Slurm does not answer, the chains' own records say what they know
     try:
         jobs = list_jobs()
     except SlurmError as e:
@@ -205,6 +205,7 @@ def logs(run: str, follow: bool) -> None:
     """Print the logs of all jobs of a chain."""
     from det_core.slurm import find_chain, stream_logs
 
+    # As bytes: a progress bar, or what is not UTF-8, comes out as it went in.
     for block in stream_logs(find_chain(_home(), run), follow=follow):
         sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()

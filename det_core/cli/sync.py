@@ -36,7 +36,9 @@ def command(runs: Sequence[str], as_json: bool, master: str | None, home: str | 
     from det_core import client
     from det_core.errors import DetCoreError, MasterUnreachable
 
-    found = [client.run(name, home) for name in runs] if runs else client.runs(home)[::-1]
+    found = [client.run(name, home) for name in runs]
+    if not runs:
+        found = client.runs(home)[::-1]  # oldest first, so that the master's numbers are in their order
     if not found:
         note("no runs are kept here")
         return 0
@@ -59,6 +61,7 @@ def command(runs: Sequence[str], as_json: bool, master: str | None, home: str | 
 def _sync(folder: Path, address: Address, as_json: bool) -> dict[str, Any]:
     from det_core.backend.rest import sync_run
 
+    # The bar needs it before the first answer; a run in progress may pass it.
     total = sum(path.stat().st_size for path in folder.glob("journal-*.jsonl"))
     with progress_bar(f"syncing {folder.name}", total) as advance:
         done = 0

@@ -94,17 +94,20 @@ def describe(master: Master, trial: int, as_json: bool) -> None:
 def _facts(trial: Trial) -> Iterator[tuple[str, object]]:
     from det_core.cli._views import trial_state
 
-    info = trial.info
+    record = trial.record
+    state = trial_state(trial)
+    if record.parked:
+        state += " (for the search)"
     yield "trial", trial.id
     yield "experiment", trial.experiment_id
-    yield "state", trial_state(trial) + (" (for the search)" if info.get("parked") else "")
-    if info.get("stop_by_time"):
-        yield "killed by", when(info["stop_by_time"])
-    yield "started", when(info.get("start_time"))
-    yield "ended", when(info.get("end_time"))
+    yield "state", state
+    if record.stop_by_time:
+        yield "killed by", when(record.stop_by_time)
+    yield "started", when(record.start_time)
+    yield "ended", when(record.end_time)
     yield "restarts", trial.restarts
     yield "steps completed", trial.steps_completed
-    yield "status", info.get("runner_state") or None
+    yield "status", record.status or None
     yield "error", trial.error
     for key, value in sorted(trial.hparams.items()):
         yield f"hparams.{key}", number(value)
@@ -140,12 +143,13 @@ def metrics(master: Master, trial: int, group: str | None, as_csv: bool, as_json
 
     found = find_trial(master, trial)
     rows = list(metric_rows(master, [found.id], group))
+    # Only then: to read all groups takes as long as the trial has reported.
     if group and not rows and (groups := {row["group"] for row in metric_rows(master, [found.id], None)}):
         raise Failure(f"trial {found.id} has reported no group {group!r}: there are {', '.join(sorted(groups))}")
     if as_json:
         print_json(rows)
     elif not rows:
-        note(f"trial {found.id} has reported no metrics" + (f" in the group {group!r}" if group else ""))
+        note(f"trial {found.id} has reported no metrics")
     else:
         _print_metrics(rows, as_csv)
 
@@ -160,7 +164,8 @@ def _print_metrics(rows: list[dict[str, Any]], as_csv: bool) -> None:
     if as_csv:
         write_csv(columns, flat, sys.stdout)
         return
-    titles = [name.upper() if name in head else name for name in columns]
+    # Metrics keep their case: loss and Loss are two.
+    titles = [*map(str.upper, head), *columns[len(head) :]]
     print_table(titles, [[number_or_dash(row.get(name)) for name in columns] for row in flat])
 
 
