@@ -59,10 +59,10 @@ def no_task(task_id: str) -> NotFound:
 
 
 async def experiment_row(hub: ServiceState, experiment_id: int) -> ExperimentRow:
-    """An experiment as it is kept.
+    """Return an experiment as it is stored.
 
     Raises:
-        NotFound: there is none, or it was deleted.
+        NotFound: If it does not exist, or was deleted.
     """
     row = await hub.store.read(lambda conn: experiments.get(conn, experiment_id))
     if row is None or row.state == "DELETED":
@@ -71,10 +71,10 @@ async def experiment_row(hub: ServiceState, experiment_id: int) -> ExperimentRow
 
 
 async def trial_row(hub: ServiceState, trial_id: int) -> TrialRow:
-    """A trial as it is kept.
+    """Return a trial as it is stored.
 
     Raises:
-        NotFound: there is none.
+        NotFound: If it does not exist.
     """
     row = await hub.store.read(lambda conn: trials.get(conn, trial_id))
     if row is None:
@@ -95,21 +95,21 @@ async def not_live(hub: ServiceState, experiment_id: int) -> WrongState:
 
 
 async def know_experiment(hub: ServiceState, experiment_id: int) -> None:
-    """Make sure that an experiment has not ended.
+    """Check that an experiment has not ended.
 
     Raises:
-        NotFound: there is none.
-        WrongState: it has ended, or is unmanaged.
+        NotFound: If it does not exist.
+        WrongState: If it has ended, or is unmanaged.
     """
     if experiment_id not in hub.live.experiments:
         raise await not_live(hub, experiment_id)
 
 
 def live_experiment(hub: ServiceState, experiment_id: int) -> LiveExperiment:
-    """An experiment that has not ended; for commands.
+    """Return an experiment that has not ended; for commands.
 
     Raises:
-        WrongState: it has ended meanwhile.
+        WrongState: If it has ended meanwhile.
     """
     found = hub.live.experiments.get(experiment_id)
     if found is None:
@@ -118,15 +118,15 @@ def live_experiment(hub: ServiceState, experiment_id: int) -> LiveExperiment:
 
 
 def live_trial(hub: ServiceState, trial_id: int, allocation_id: str | None = None) -> LiveTrial:
-    """A trial that has not ended; for commands.
+    """Return a trial that has not ended; for commands.
 
     Args:
-        hub: where.
-        trial_id: the trial.
-        allocation_id: whose token was shown; None: nobody's who could be too late.
+        hub: Parts of the service.
+        trial_id: Trial.
+        allocation_id: Allocation whose token was shown, None for the user's.
 
     Raises:
-        Fenced: the trial, or that attempt of it, is over.
+        Fenced: If the trial or the allocation has ended.
     """
     found = hub.live.trials.get(trial_id)
     if found is None:
@@ -137,11 +137,11 @@ def live_trial(hub: ServiceState, trial_id: int, allocation_id: str | None = Non
 
 
 def check_run(trial: LiveTrial, trial_run_id: int) -> None:
-    """Make sure that an attempt of a trial is the one that runs.
+    """Check that a run of a trial is the current one.
 
     Raises:
-        Fenced: it is over.
-        Invalid: it has never begun.
+        Fenced: If it is over.
+        Invalid: If it has never begun.
     """
     if trial_run_id > trial.run_id:
         raise Invalid(f"trial {trial.id} has no run {trial_run_id} yet: its newest is {trial.run_id}")
@@ -150,20 +150,20 @@ def check_run(trial: LiveTrial, trial_run_id: int) -> None:
 
 
 async def know_trial(hub: ServiceState, trial_id: int) -> None:
-    """Make sure that there is a trial of that id, ended or not.
+    """Check that a trial exists, ended or not.
 
     Raises:
-        NotFound: there is none.
+        NotFound: If it does not.
     """
     if trial_id not in hub.live.trials:
         await trial_row(hub, trial_id)
 
 
 def live_allocation(hub: ServiceState, allocation_id: str) -> LiveAllocation:
-    """An allocation that has not ended; for commands.
+    """Return an allocation that has not ended; for commands.
 
     Raises:
-        Fenced: it has ended.
+        Fenced: If it has ended.
     """
     found = hub.live.allocations.get(allocation_id)
     if found is None:

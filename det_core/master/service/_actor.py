@@ -1,4 +1,4 @@
-"""One actor that decides: requests and events come in one by one, and what they decide is kept before it is answered.
+"""The actor: requests and events are decided one by one, and decisions are stored before they are answered.
 
 A command is a plain function. It looks at the live state, changes it, and notes on the :class:`Transaction`
 what is to be written and what is to be done once that is safe. Commands that wait at the same time share one
@@ -33,7 +33,7 @@ RETRY = 1.0
 
 @dataclass
 class Transaction:
-    """What the commands of one transaction have decided.
+    """Decisions of the commands of one transaction.
 
     Attributes:
         writes: what is to be written, in order.
@@ -106,8 +106,9 @@ class Actor:
         self._task = asyncio.create_task(self._run(), name="det_core master: decisions")
 
     async def stop(self) -> None:
-        """Finish what was asked for, and refuse what comes later."""
-        task, self._task = self._task, None
+        """Finish the queued commands, and refuse later ones."""
+        task = self._task
+        self._task = None
         if task is not None:
             self._queue.put_nowait(None)
             await asyncio.gather(task, return_exceptions=True)
@@ -128,7 +129,7 @@ class Actor:
         return answer
 
     def post(self, command: Command[Any]) -> None:
-        """Carry out a command whose answer nobody waits for. If the store fails, it is tried again until it works."""
+        """Carry out a command whose answer nobody waits for; retry it while the store fails."""
 
         def heard(answer: asyncio.Future[Any]) -> None:
             error = None if answer.cancelled() else answer.exception()

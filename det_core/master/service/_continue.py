@@ -96,17 +96,17 @@ def _reopen(conn: Session, experiment_id: int, spec: Experiment) -> None:
 
 
 @dataclass(frozen=True)
-class _Heard:
-    """What a search has seen: the trials that have ended, and its own end."""
+class _ReceivedEnds:
+    """Ends that a search has received: of trials, and its own."""
 
     exited: frozenset[str]
     over: bool
 
 
-def _heard(conn: Session, experiment_id: int) -> _Heard:
+def _heard(conn: Session, experiment_id: int) -> _ReceivedEnds:
     rows = searcher_events.after(conn, experiment_id)
     exited = frozenset(row.event["request_id"] for row in rows if row.event["kind"] == Exited.kind)
-    return _Heard(exited, any(a["kind"] == Shutdown.kind for row in rows for a in row.actions or ()))
+    return _ReceivedEnds(exited, any(a["kind"] == Shutdown.kind for row in rows for a in row.actions or ()))
 
 
 def _reopen_some(conn: Session, experiment_id: int) -> None:

@@ -1,4 +1,4 @@
-"""New experiments: checked, recorded, and their searches begun."""
+"""New experiments: check, record, and begin their searches."""
 
 from __future__ import annotations
 
@@ -138,10 +138,10 @@ class Draft:
 def read_config(
     hub: ServiceState, config: str | Mapping[str, Any], overrides: Sequence[str], *, unmanaged: bool
 ) -> Experiment:
-    """A configuration, complete.
+    """Return a complete configuration.
 
     Raises:
-        Invalid: its mistakes, all of them in ``errors``.
+        Invalid: If it has errors, all listed in ``errors``.
     """
     try:
         spec = parse_experiment(
@@ -176,7 +176,7 @@ async def draft(
     unmanaged: bool,
     keep: bool = True,
 ) -> Draft:
-    """Look whether an experiment could be created; its context directory is kept already, unless not ``keep``."""
+    """Check that an experiment can be created; with ``keep`` its context directory is stored already."""
     spec = await asyncio.to_thread(read_config, hub, config, overrides, unmanaged=unmanaged)
     if unmanaged:
         return Draft(spec, _text(config), None, None, None)
@@ -198,10 +198,10 @@ async def draft(
 
 
 def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes | None) -> None:
-    """Look whether the class that the entrypoint names is in the context directory; nothing is imported.
+    """Check that the class of the entrypoint is in the context directory; nothing is imported.
 
     Raises:
-        Invalid: it certainly is not, and no startup hook makes it.
+        Invalid: If it certainly is not, and no startup hook makes it.
     """
     found = entrypoint_trial(spec.entrypoint or "")
     if "startup-hook.sh" in files:
@@ -222,7 +222,7 @@ def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes |
 
 
 def _missing_scripts(spec: Experiment, files: frozenset[str]) -> list[str]:
-    """What to know of scripts that the entrypoint names, and that are not in the context directory."""
+    """Return a warning for each script of the entrypoint that is not in the context directory."""
     if "startup-hook.sh" in files:
         return []
     missing = [name for name in entrypoint_scripts(spec.entrypoint or "") if name not in files]
@@ -245,7 +245,7 @@ def _text(config: str | Mapping[str, Any]) -> str:
 
 
 def _warm_start(conn: Session, spec: Experiment) -> str | None:
-    """The checkpoint that trials without one of their own start from (§13.6)."""
+    """Return the ID of the checkpoint that trials without one of their own start from (§13.6)."""
     if spec.source_trial_id is not None:
         if trials.get(conn, spec.source_trial_id) is None:
             raise NotFound(f"searcher.source_trial_id: there is no trial {spec.source_trial_id}")

@@ -1,4 +1,4 @@
-"""How experiments end: by their search, by a person, by an error."""
+"""Ends of experiments: by their search, by a person, by an error."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 def stop(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, state: State, why: str) -> None:
-    """Have an experiment end: all its trials stop, and it is over when the last one is.
+    """Stop all trials of an experiment, which ends when the last one has.
 
     Args:
-        hub, tx: where.
-        experiment: the experiment.
-        state: what it is meanwhile, STOPPING_….
-        why: for people.
+        hub: Parts of the service.
+        tx: Transaction of the decision.
+        experiment: Experiment.
+        state: State meanwhile, STOPPING_….
+        why: Reason, for people.
     """
     if experiment.state.stopping and state is not State.STOPPING_KILLED:
         return
@@ -45,7 +46,7 @@ def _stop_search(tx: Transaction, experiment: LiveExperiment) -> None:
 
 
 def fail(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
-    """Have an experiment end by an error."""
+    """End an experiment by an error."""
     experiment.error = error
     stop(hub, tx, experiment, State.STOPPING_ERROR, error)
 
@@ -58,7 +59,7 @@ def _write(conn: Session, experiment_id: int, state: State, progress: float, err
 
 
 def finish(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
-    """Note that an experiment has ended, if it has: it leaves, and its checkpoints are looked through."""
+    """End an experiment without trials that stops: remove it from the live state and apply its retention."""
     if experiment.trials or experiment.id not in hub.live.experiments:
         return
     if experiment.alive and experiment.search is not None and experiment.search.over:  # it was continued

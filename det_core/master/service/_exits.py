@@ -1,4 +1,4 @@
-"""What follows from the end of an allocation (§13.3, §13.4)."""
+"""Decisions at the end of an allocation (§13.3, §13.4)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ INVALID_HP = "its script raised InvalidHP: these hyperparameters cannot be train
 
 
 def log_mark(allocation_id: str) -> str:
-    """The key under which it is kept how far an allocation's log has come."""
+    """Return the key of an allocation's position in its log."""
     return f"log mark of {allocation_id}"
 
 
 def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitReport, *, saved: bool = False) -> None:
-    """Take the end of an allocation into account. One that is known to have ended changes nothing.
+    """Decide on the end of an allocation; a repeat changes nothing.
 
     Args:
         hub, tx: where.
@@ -73,7 +73,7 @@ def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitRe
 
 
 def _follow(hub: ServiceState, tx: Transaction, trial: LiveTrial, after: Next, error: str | None) -> None:
-    """Do with a trial what was decided."""
+    """Apply to a trial what was decided."""
     counted = after.restarts != trial.restarts
     trial.restarts = after.restarts
     if after.step is Step.END:
@@ -110,6 +110,6 @@ def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind
 
 
 def _told(allocation_id: str, report: ExitReport) -> str:
-    """What a person should know of an end: which allocation, how, and its last lines."""
+    """Return the description of an end for people: which allocation, how, and its last lines."""
     said = "".join(f"\n    {line}" for line in report.last_lines[-10:])
     return f"{allocation_id}: {report.detail}" + (f"; its last lines:{said}" if said else "")

@@ -1,4 +1,4 @@
-"""What in a journal, or in a report, makes the master decide: validations, progress, giving up.
+"""Reports that make the master decide: validations, progress, giving up.
 
 A question (an operation's completion, a checkpoint, an acknowledgement) is journaled before it is asked. As long as its
 process lives the question itself counts. Of a dead process the journal makes up for the one that never arrived.
@@ -33,11 +33,11 @@ async def steer(
     """Act on records of a trial that goes on, in their order.
 
     Args:
-        hub: where.
-        trial_id: the trial.
-        whose: the attempt, for messages.
-        records: as they stand in a journal.
-        last_will: its process is dead: see above.
+        hub: Parts of the service.
+        trial_id: Trial.
+        whose: Name of the run, for messages.
+        records: Records as they stand in a journal.
+        last_will: Whether the process is dead: see above.
     """
     trial = hub.live.trials.get(trial_id)
     if trial is None:
@@ -64,7 +64,7 @@ async def _follow(hub: ServiceState, trial: LiveTrial, record: Mapping[str, Any]
 
 
 def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will: bool) -> list[Mapping[str, Any]]:
-    """The records that matter; of progress and status only the last."""
+    """Return the records that matter; of progress and status only the last."""
     kinds = set(_READERS) | ({"checkpoint", "metadata"} if last_will else set())
     if not last_will:
         kinds -= {"operation", "preempt", "out_of_operations"}
@@ -79,15 +79,16 @@ def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will
 
 
 def goes_by_validations(trial: LiveTrial) -> bool:
-    """Whether a trial's search is told its validations."""
-    search, spec = trial.experiment.search, trial.experiment.spec
+    """Return whether a trial's search receives its validations."""
+    search = trial.experiment.search
+    spec = trial.experiment.spec
     if search is None or trial.reopened or Validated.kind not in search.event_kinds:
         return False
     return spec.time_metric is not None or bool(spec.searcher.get("class"))
 
 
 async def catch_up(hub: ServiceState, trial: LiveTrial) -> None:
-    """Tell a search the validations of its trial that are kept, and that it has not seen."""
+    """Hand a search the stored validations of its trial that it has not received."""
     metric = trial.experiment.spec.metric
     found = await hub.store.read(lambda conn: validations.of_trial(conn, trial.id, metric))
     records = [
@@ -116,7 +117,7 @@ def _read_act(record: Mapping[str, Any]) -> Act:
 def validated(
     hub: ServiceState, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any], steps: int | None
 ) -> None:
-    """Tell a search a validation of its trial, each step once."""
+    """Hand a search a validation of its trial, each step once."""
     spec = trial.experiment.spec
     if not goes_by_validations(trial):
         return
@@ -161,7 +162,7 @@ def _out_of_operations(body: Mapping[str, Any]) -> Act:
 
     def act(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
         if trial.allocation is not None:
-            trial.allocation.idle = True  # it was told so, or it would not have said this
+            trial.allocation.idle = True  # the master answered so, or the process would not have reported this
         acknowledge(hub, tx, trial)
 
     return act

@@ -1,4 +1,4 @@
-"""What goes on, in memory: experiments that have not ended, their trials, and the allocations that hold slots.
+"""Live state: experiments that have not ended, their trials, and the allocations that hold slots.
 
 All of it can be made anew from the store at any moment (see ``_recovery``). An experiment that has ended leaves.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Launch:
-    """How an allocation is started, as it is kept with it.
+    """Launch of an allocation, as it is stored with it.
 
     Attributes:
         code: digest of the claim code.
@@ -88,12 +88,12 @@ class LiveAllocation:
 
     @property
     def ending(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was asked to end."""
         return self.preempt_time is not None or self.kill_time is not None
 
     @property
     def stop_by(self) -> float | None:
-        """When it is killed, or was; None: it was not told to end."""
+        """Time at which it is killed, or was; None if it was not asked to end."""
         if self.kill_time is not None or self.preempt_time is None:
             return self.kill_time
         return self.preempt_time + self.trial.experiment.spec.preemption_timeout
@@ -211,17 +211,17 @@ class Live:
     next_trial: int = 1
 
     def touch(self, experiment: LiveExperiment) -> None:
-        """Something changed, from which more may follow."""
+        """Note that an experiment changed, from which more may follow."""
         self.touched[experiment.id] = experiment
 
     def new_experiment_id(self) -> int:
-        """An id that no experiment has had."""
+        """Return an ID that no experiment has had."""
         number = self.next_experiment
         self.next_experiment += 1
         return number
 
     def new_trial_id(self) -> int:
-        """An id that no trial has had."""
+        """Return an ID that no trial has had."""
         number = self.next_trial
         self.next_trial += 1
         return number

@@ -1,4 +1,4 @@
-"""Whether an experiment's trials report what its search goes by, and what to say where they do not."""
+"""Checks that the trials of an experiment report the metric of its search, and warnings if they do not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLIND = ("single", "random", "grid", "custom")
 
 @dataclass
 class Measured:
-    """What of the trials' validations was seen while an experiment went on.
+    """Metrics in the validations of an experiment that has not ended.
 
     Attributes:
         metric: the one that is searched for.
@@ -43,7 +43,7 @@ class Measured:
     warning: str | None = None
 
     def take_in(self, trial_id: int, records: Sequence[Mapping[str, Any]]) -> str | None:
-        """Look at records of a trial; returns a warning once, when its metric is missing.
+        """Note the records of a trial; return a warning, once, when its metric is missing.
 
         That is so when it has completed an operation, or gone on to a second validation: what belongs to one step may
         be reported bit by bit.
@@ -64,18 +64,18 @@ class Measured:
 
 
 def missing(metric: str, names: Sequence[str] | set[str]) -> str:
-    """That no validation has the metric of a search, and what trials report instead."""
+    """Return the message that no validation has the metric of a search, with what trials report instead."""
     told = ", ".join(sorted(names)) if names else "no validation metrics"
     return f"no validation has `{metric}`, the metric of the search; trials report: {told}"
 
 
 def is_search(spec: Experiment) -> bool:
-    """Whether trials are compared at all."""
+    """Return whether trials are compared at all."""
     return bool(spec.searcher["name"] != "single")
 
 
 def fault(conn: Session, row: ExperimentRow) -> str | None:
-    """Why a search that has come to its end was in vain: nobody has told it what it goes by. None: it was not.
+    """Return the error of a completed search whose metric was never reported, or None.
 
     What a script says with a completed operation counts, whatever its validations are called; and so does a trial that
     gave up or was killed.
@@ -91,7 +91,7 @@ def fault(conn: Session, row: ExperimentRow) -> str | None:
 
 
 def remarks(conn: Session, row: ExperimentRow) -> list[str]:
-    """What people should know of a search that has ended: nobody can say what was best in it, or all are equal."""
+    """Return the remarks on an ended search: no trial can be called best, or all are equal."""
     spec = Experiment(row.config)
     if not is_search(spec) or row.state != State.COMPLETED:
         return []

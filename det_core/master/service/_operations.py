@@ -1,4 +1,4 @@
-"""The operations of trials (§5.5), and what they say of their progress and of giving up (§5.4)."""
+"""Operations of trials (§5.5), their progress, and giving up (§5.4)."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def complete(
 
 
 def completed(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int, metric: float) -> None:
-    """Note that a trial's operation is done, and let its search decide. A repeat changes nothing.
+    """Record that a trial's operation is done, and have its search decide; a repeat changes nothing.
 
     Raises:
         Conflict: it is not the current operation; or it was completed with another metric.
@@ -199,7 +199,7 @@ async def give_up(hub: ServiceState, trial_id: int, reason: str, *, allocation_i
 
 
 def gave_up(hub: ServiceState, tx: Transaction, trial: LiveTrial, reason: str) -> None:
-    """Note that a trial gives up. If it still runs in a while it is killed."""
+    """Record that a trial gives up; it is killed if it still runs after a grace period."""
     if trial.early_exit is not None:
         return
     trial.early_exit = reason

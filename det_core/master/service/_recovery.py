@@ -1,4 +1,4 @@
-"""The live state, made anew from the store: at the start, and when a transaction was refused."""
+"""Recovery of the live state from the store: at the start, and when a transaction was refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GOING_ON = [s.value for s in State if not s.terminal]
 
 @dataclass(frozen=True)
 class Kept:
-    """All that the store has of an experiment that has not ended."""
+    """Stored state of an experiment that has not ended."""
 
     row: ExperimentRow
     trials: Sequence[TrialRow]
@@ -72,11 +72,12 @@ def _losses(conn: Session, trial_id: int) -> Losses:
 
 
 async def reload(hub: ServiceState) -> None:
-    """Make the live state anew. What is not in the store has not happened."""
+    """Replace the live state by that of the store: what is not stored has not happened."""
     kept, running, last_experiment, last_trial = await hub.store.read(_read)
     searches = [await _recall_safely(hub, one) for one in kept]
     # From here on nothing waits, so that nobody sees half of it.
-    before, live = hub.live, Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
+    before = hub.live
+    live = Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
     hub.live = live
     for one, search in zip(kept, searches, strict=True):
         live.experiments[one.row.id] = _experiment(hub, one, search)
@@ -186,7 +187,7 @@ def _allocation(hub: ServiceState, row: AllocationRow, before: LiveAllocation | 
 
 
 def _may_be_idle(trial: LiveTrial) -> bool:
-    """Whether an earlier master may have told a trial's allocation that there is nothing left to do.
+    """Return whether an earlier master may have answered a trial's allocation that nothing is left to do.
 
     It did not live to hear the acknowledgement, and what it has told is not kept. It cannot have said so of a trial
     whose first operation is still its only one, and is not done.

@@ -1,4 +1,4 @@
-"""Checkpoints deleted: at an experiment's end (§11.3), when a person asks for it, and with their experiment."""
+"""Deletion of checkpoints: at an experiment's end (§11.3), on request, and with their experiment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WHOLE = ("**/*",)
 RETRY_DELAY = 3600.0
 """Seconds until checkpoints that could not be deleted at their experiment's end are tried again."""
 DUE = "checkpoints to look through"
-"""The key under which it is kept which experiments have ended, and whose checkpoints were not looked through yet."""
+"""Key of the ended experiments whose retention was not applied yet."""
 
 
 async def retain(hub: ServiceState, experiment_id: int) -> None:
@@ -109,7 +109,7 @@ def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = Non
 
 
 async def _present(hub: ServiceState, experiment_id: int) -> set[str]:
-    """Return the uuids of an experiment's checkpoints that their storages have."""
+    """Return the IDs of an experiment's checkpoints that their storages have."""
 
     def recorded(conn: Session) -> list[tuple[str, dict[str, Any] | None]]:
         rows = checkpoints.of_experiment(conn, experiment_id, states=THERE)
@@ -141,12 +141,12 @@ def _at_steps(conn: Session, trial_id: int, metric: str) -> dict[int, float]:
 
 
 def _sources(conn: Session, *, without: int) -> set[str]:
-    """The checkpoints that trials of other experiments start from."""
+    """Return the checkpoints that trials of other experiments start from."""
     return trials.warm_starts(conn, without=without)
 
 
 async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
-    """Delete checkpoints, or the files in them that match; it goes on in the background."""
+    """Delete checkpoints, or the files in them that match, in the background."""
     if not globs or not all(isinstance(g, str) and g for g in globs):
         raise Invalid("checkpointGlobs must be patterns of files, such as **/*")
 
@@ -168,7 +168,7 @@ async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] =
 
 
 async def delete_rows(hub: ServiceState, rows: Sequence[CheckpointRow], globs: Sequence[str]) -> list[str]:
-    """Delete checkpoints from their storages, and note it of each; returns the uuids of those that would not go."""
+    """Delete checkpoints from their storages and record it; return the IDs of those that could not be deleted."""
     return [row.uuid for row in rows if not await _delete_one(hub, row, globs)]
 
 
@@ -191,7 +191,7 @@ def _delete(hub: ServiceState, config: Mapping[str, Any] | None, uuid: str, glob
 
 
 async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str]:
-    """Delete TensorBoard's files from the storages of an experiment's runs; returns what went wrong."""
+    """Delete TensorBoard files from the storages of an experiment's runs; return the errors."""
 
     def remove(config: Mapping[str, Any] | None) -> None:
         with _opened(hub, config) as store:
@@ -232,7 +232,7 @@ async def delete_experiment(hub: ServiceState, experiment_id: int) -> None:
 
 
 def _begin_deletion(conn: Session, experiment_id: int) -> bool:
-    """Set an experiment's state to DELETING; return whether that is news."""
+    """Set an experiment's state to DELETING; return whether it was another one."""
     row = experiments.get(conn, experiment_id)
     # Here, and not before: it may have been continued, or deleted, since it was looked up.
     if row is None or row.state in (State.DELETING, State.DELETED):

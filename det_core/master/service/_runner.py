@@ -1,4 +1,4 @@
-"""What the engine is told, in order for each allocation, and what it tells."""
+"""Orders to the engine, in order for each allocation, and its events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRY_INTERVAL = 1.0
 
 
 class Runner:
-    """Hands what was decided on to the engine, and what the engine tells to the actor.
+    """Sender of decisions to the engine, and receiver of its events.
 
     Args:
         hub: the service's parts.
@@ -36,23 +36,23 @@ class Runner:
         self._recovered = asyncio.Event()
 
     def watch(self) -> None:
-        """The engine has recovered: listen to it, and tell it what was put off until then."""
+        """Listen to the engine, which has recovered, and send the orders that waited for that."""
         self._recovered.set()
         self.keep_running(self._listen, "engine")
 
     async def stop(self) -> None:
-        """Give up what is under way. The engine itself goes on."""
+        """Cancel what is under way; the engine itself goes on."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def tried(self, allocation_id: str) -> bool:
-        """Whether this master has told the engine to start the allocation; else an earlier one may have."""
+        """Return whether this master has sent the allocation to the engine; else an earlier one may have."""
         return allocation_id in self._tried
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Do some work aside; it is given up when the service stops."""
+        """Run work in the background until the service stops."""
         task = asyncio.create_task(work, name=f"det_core master: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -74,25 +74,25 @@ class Runner:
         self._in_turn(allocation_id, partial(self._launch, ticket))
 
     def terminate(self, allocation_id: str, grace: float) -> None:
-        """Have an allocation killed in ``grace`` seconds, unless it ends before."""
+        """Order the engine to kill an allocation in ``grace`` seconds, unless it ends before."""
         self._in_turn(allocation_id, partial(self._hub.engine.terminate, allocation_id, grace))
 
     def kill(self, allocation_id: str) -> None:
-        """Have an allocation killed now."""
+        """Order the engine to kill an allocation now."""
         self._in_turn(allocation_id, partial(self._hub.engine.kill, allocation_id))
 
     def forget(self, allocation_id: str) -> None:
-        """Have the engine forget an allocation whose end is recorded."""
+        """Order the engine to forget an allocation whose end is recorded."""
         self._tried.discard(allocation_id)
         self._in_turn(allocation_id, partial(self._hub.engine.forget, allocation_id))
 
     def retain(self, experiment_id: int) -> None:
-        """Look through the checkpoints of an experiment that has ended."""
+        """Apply the retention of an experiment that has ended."""
         look = partial(_retention.retain, self._hub, experiment_id)
         self.keep_running(look, f"checkpoints of experiment {experiment_id}")
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Do something in a while, if the service still runs then."""
+        """Call ``act`` after a delay, if the service still runs then."""
         self.spawn(_later(seconds, act), "timer")
 
     # How it is done.

@@ -1,4 +1,4 @@
-"""Trials as they are shown."""
+"""Records of trials, made of rows and live state."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What the database has of some trials beside their rows, by trial."""
+    """Operations, checkpoints and validations of some trials, by trial."""
 
     operations: dict[int, OperationRow]
     checkpoints: dict[int, str]
@@ -113,7 +113,7 @@ def show_one(conn: Session, experiment: ExperimentRow, row: TrialRow, live: Snap
 
 
 def _exit_status(conn: Session, row: TrialRow) -> int | None:
-    """Return how the last run of a trial ended, as a shell tells it."""
+    """Return how the last run of a trial ended, as a shell's exit status."""
     run = None if row.unmanaged else allocations.of_run(conn, row.id, row.run_id)
     if run is None:
         return None

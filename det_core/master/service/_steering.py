@@ -67,10 +67,10 @@ def _activate(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) ->
 
 
 def _stays(experiment: LiveExperiment, state: State) -> bool:
-    """Whether nothing is to be done.
+    """Return whether an experiment is in a state already.
 
     Raises:
-        WrongState: it is about to end.
+        WrongState: If it is about to end.
     """
     if not experiment.alive:
         raise WrongState(f"experiment {experiment.id} is about to end ({experiment.state})")

@@ -1,4 +1,4 @@
-"""Trials: born, given operations, waiting for slots, told to stop, over."""
+"""Trials: create, train, queue, stop, end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def create(
     hparams: Mapping[str, Any],
     seed: int,
 ) -> LiveTrial:
-    """A new trial; it waits for slots as soon as there is something to train."""
+    """Create a trial; it is queued as soon as there is something to train."""
     trial = LiveTrial(
         id=hub.live.new_trial_id(),
         experiment=experiment,
@@ -55,7 +55,7 @@ def create(
 
 
 def adopt(hub: ServiceState, trial: LiveTrial) -> None:
-    """Take a trial among those that have not ended."""
+    """Add a trial to those that have not ended."""
     trial.experiment.trials[trial.request_id] = hub.live.trials[trial.id] = trial
     trial.experiment.known[trial.request_id] = trial.id
 
@@ -92,14 +92,15 @@ def dequeue(hub: ServiceState, trial: LiveTrial) -> None:
 def train_to(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int) -> None:
     """Give a trial its next operation."""
     trial.operations += 1
-    trial.length, trial.completed = length, False
+    trial.length = length
+    trial.completed = False
     tx.write(operations.add, trial.id, length)
     tx.publish(("trial", trial.id))
     enqueue(hub, trial)
 
 
 def close(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
-    """No more operations will come."""
+    """Note that a trial gets no further operations."""
     if not trial.closed:
         trial.closed = True
         tx.write(trials.change, trial.id, closed=True)
@@ -155,7 +156,7 @@ def _reason(state: State) -> ExitReason:
 def end(
     hub: ServiceState, tx: Transaction, trial: LiveTrial, state: State, reason: ExitReason, error: str | None = None
 ) -> None:
-    """A trial is over: it leaves, and its search is told."""
+    """End a trial: remove it from the live state and notify its search."""
     experiment = trial.experiment
     dequeue(hub, trial)
     trial.state = state

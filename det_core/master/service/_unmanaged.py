@@ -36,9 +36,9 @@ STATES = {
     "STARTING": State.ACTIVE,
     "RUNNING": State.ACTIVE,
 }
-"""What may be said of a trial -> what it is then."""
+"""State of a trial by the state that is reported of it."""
 _RECORDS = ("checkpoint", "checkpoint_deleted", "metadata")
-"""Kinds of records that are applied, as their requests would be."""
+"""Kinds of records that are applied like their requests."""
 CLOCK_JUMP = 5.0
 """Seconds by which the time of day and the monotonic clock may drift apart before that counts as a jump."""
 _RANKS = [State.PAUSED, State.CANCELED, State.ERROR, State.COMPLETED, State.ACTIVE]
@@ -252,7 +252,7 @@ def _follow(conn: Session, experiment_id: int, state: State) -> None:
 
 
 async def sweep(hub: ServiceState) -> None:
-    """Bury trials that have given no sign of life for long, again and again.
+    """End trials that have given no sign of life for long, again and again.
 
     A trial gets its whole timeout after the master's start and after a jump of the clock: while the master was down or
     the machine slept, no sign of life could arrive.
@@ -271,7 +271,7 @@ async def sweep(hub: ServiceState) -> None:
 
 
 def bury(conn: Session, before: float) -> None:
-    """Take unmanaged trials for dead whose last sign of life is older than ``before``."""
+    """End unmanaged trials whose last sign of life is older than ``before``."""
     for row in trials.in_states(conn, [State.ACTIVE.value], unmanaged=True):
         if row.last_activity is not None and row.last_activity < before:
             _set(conn, row, State.ERROR, "it has given no sign of life for too long")

@@ -1,4 +1,4 @@
-"""Checkpoints that a process made, and did not live to register.
+"""Checkpoints that a process completed, and did not live to register.
 
 A process journals that it is about to make a checkpoint complete, makes it so, journals what it has made, and then
 registers it. It may be killed between any two of these, and the checkpoint must not be lost: neither for the trial's
@@ -34,7 +34,7 @@ PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Doubt:
-    """Checkpoints of which only their storage knows whether they are complete.
+    """Checkpoints that were announced, and that only their storage can show to be complete.
 
     Attributes:
         trial: whose they are.
@@ -56,7 +56,8 @@ async def make_up(hub: ServiceState, allocation_id: str) -> Doubt | None:
     allocation = hub.live.allocations.get(allocation_id)
     if allocation is None:
         return None
-    trial, run_id = allocation.trial, allocation.run_id
+    trial = allocation.trial
+    run_id = allocation.run_id
 
     def unknown(conn: Session, kind: str) -> Sequence[Record]:
         rows = series.records(conn, trial.id, kind=kind, run_id=run_id)
@@ -107,7 +108,7 @@ async def _register(hub: ServiceState, trial: LiveTrial, body: Mapping[str, Any]
 
 
 def _found(hub: ServiceState, storage: Mapping[str, Any] | None, uuid: str) -> dict[str, Any] | None:
-    """A checkpoint as it would have been journaled; None: it is not complete."""
+    """Return a checkpoint as it would have been journaled, None if it is incomplete."""
     store = open_store(storage, hub.settings.home / "checkpoints")
     try:
         checkpoint = store.open(uuid)

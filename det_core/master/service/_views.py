@@ -68,7 +68,7 @@ class RendezvousView(TypedDict):
 
 
 class TokenView(TypedDict):
-    """Whom the token of an allocation belongs to."""
+    """Owner of the token of an allocation."""
 
     allocation_id: str
     task_id: str
@@ -77,7 +77,7 @@ class TokenView(TypedDict):
 
 
 class MasterView(TypedDict):
-    """What the master says of itself."""
+    """Description of the master."""
 
     cluster_id: str
     cluster_name: str
