@@ -45,7 +45,7 @@ class SearchMethod(ABC):
 
     A search that is recovered after a crash of its master receives all its events again, from the first. So the method
     must be deterministic: take random numbers from ``self.random`` only, and read no clock and no file. Decisions made
-    before the crash stand in any case.
+    before the crash stand in any case. Under a master it runs in a process of its own, so :meth:`handle` may take long.
     """
 
     event_kinds: frozenset[str] = frozenset({"started", "completed", "exited"})

@@ -40,6 +40,10 @@ class Runner:
         self._recovered.set()
         self.keep_running(self._listen, "engine")
 
+    async def until_recovered(self) -> None:
+        """Wait until the engine has recovered, after which decisions are taken."""
+        await self._recovered.wait()
+
     async def stop(self) -> None:
         """Cancel what is under way; the engine itself goes on."""
         tasks = list(self._tasks)

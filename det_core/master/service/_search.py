@@ -85,6 +85,7 @@ async def _ask_events(hub: ServiceState, experiment_id: int, worker: SearchWorke
     If this fails, as by a database error, it is begun again: the process is replaced, and replays what is recorded.
     """
     try:
+        await hub.runner.until_recovered()  # as nothing can be decided before
         ordinal = 0
         deaths = 0
         while not worker.is_stopped:

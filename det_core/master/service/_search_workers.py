@@ -188,12 +188,15 @@ class SearchWorker:
         code = f"import sys; sys.path[:] = {sys.path!r}; from det_core.search._worker import main; main({os.getpid()})"
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-u",  # what the user's method prints is not lost when it is killed
             "-c",
             code,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,  # so that Ctrl-C in a terminal stops the master alone
         )
+        if self.is_stopped:  # meanwhile
+            self._kill()
         spec = self._spec
         folder = None if self._folder is None else str(self._folder)
         create = [spec.searcher, spec.hyperparameters, spec.seed, folder]

@@ -104,7 +104,7 @@ def test_search_that_takes_long_holds_up_nothing_else(tmp_path: Path) -> None:
             assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
             assert trial.trial_run_id == 1, "it waited for the decision, and did not exit"
             assert (await _queries.experiment(b.service, number)).progress == 1.0
-            assert not b.service.workers
+            await b.until(lambda: not b.service.workers)
 
     asyncio.run(main())
 
@@ -175,6 +175,24 @@ def test_event_without_an_answer_is_asked_again_by_the_next_master(tmp_path: Pat
             await _steering.activate(b.service, number)
             assert await b.ended(number) == "COMPLETED"
             assert list(b.reader(number).operations().values()) == [[(2, 0.5333333333333333), (4, 0.4)]]
+
+    asyncio.run(main())
+
+
+def test_search_that_hangs_at_its_replay_is_killed(tmp_path: Path) -> None:
+    async def main() -> None:
+        method = Method(tmp_path, "wait_for_flag()", init=f"os.path.exists('{tmp_path}/stuck') and time.sleep(600)")
+        async with bench(tmp_path, train) as b:
+            number = await method.create(b)
+            await b.until(lambda: method.is_asked)
+            (tmp_path / "stuck").touch()
+            b.dying.dead.set()
+            await b.revive()
+            await b.until(lambda: b.service.workers[number].is_open)
+            pid = pid_of(b, number)
+            await _steering.kill(b.service, number)
+            assert await b.ended(number) == "CANCELED"
+            await b.until(lambda: start_time(pid) is None)
 
     asyncio.run(main())
 
