@@ -51,14 +51,15 @@ from fast.master.store.test_store import (
 )
 from fast.master.store.test_subjects import (
     test_a_trial_is_created_once_and_changed,
-    test_an_allocation_numbers_its_trials_run,
+    test_an_allocation_is_stored_with_its_facts,
     test_an_archive_is_kept_once_while_it_is_used,
     test_an_experiment_is_created_changed_and_found,
-    test_an_operation_is_completed_once,
+    test_change_writes_without_loading,
     test_equal_storages_have_one_id,
     test_events_are_counted_in_each_experiment,
     test_experiments_are_found_by_state_name_and_label,
     test_key_values,
+    test_the_last_operation_is_current,
     test_tokens_are_found_by_themselves_alone_until_they_are_revoked,
 )
 from fast.master.store.test_validations import (

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from det_core.master._errors import Fenced, Invalid, NotFound, WrongState
 from det_core.master.service._views import TokenView
-from det_core.master.store import experiments, tokens, trials
+from det_core.master.store import models, tokens
 
 if TYPE_CHECKING:
     from det_core.master.service._live import LiveAllocation, LiveExperiment, LiveTrial
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.trials import TrialRow
 
 
 MAX_IDENTITIES = 1000
@@ -58,25 +56,25 @@ def no_task(task_id: str) -> NotFound:
     return NotFound(f"there is no task {task_id}")
 
 
-async def experiment_row(hub: ServiceState, experiment_id: int) -> ExperimentRow:
+async def experiment_row(hub: ServiceState, experiment_id: int) -> models.Experiment:
     """Return an experiment as it is stored.
 
     Raises:
         NotFound: If it does not exist, or was deleted.
     """
-    row = await hub.store.read(lambda conn: experiments.get(conn, experiment_id))
+    row = await hub.store.read(lambda conn: conn.get(models.Experiment, experiment_id))
     if row is None or row.state == "DELETED":
         raise no_experiment(experiment_id)
     return row
 
 
-async def trial_row(hub: ServiceState, trial_id: int) -> TrialRow:
+async def trial_row(hub: ServiceState, trial_id: int) -> models.Trial:
     """Return a trial as it is stored.
 
     Raises:
         NotFound: If it does not exist.
     """
-    row = await hub.store.read(lambda conn: trials.get(conn, trial_id))
+    row = await hub.store.read(lambda conn: conn.get(models.Trial, trial_id))
     if row is None:
         raise no_trial(trial_id)
     return row

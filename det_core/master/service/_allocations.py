@@ -9,7 +9,7 @@ from det_core import _clock
 from det_core.master.scheduler import RunningAllocation, decide
 from det_core.master.service._live import LiveAllocation
 from det_core.master.service._tickets import hash_secret
-from det_core.master.store import allocations, checkpoints
+from det_core.master.store import change, checkpoints, models
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -67,18 +67,19 @@ def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
         latest = checkpoints.latest(conn, trial_id)
         allocation.steps_completed = 0 if latest is None else latest.steps_completed
         allocation.latest_checkpoint = warm_start if latest is None else latest.uuid
-        allocations.create(
-            conn,
-            allocation.id,
-            trial_id,
-            allocation.run_id,
+        row = models.Allocation(
+            id=allocation.id,
+            trial_id=trial_id,
+            run_id=allocation.run_id,
             state="RUNNING",
             slots=slots,
-            slot_ids=slot_ids,
+            slot_ids=list(slot_ids),
             steps_completed=allocation.steps_completed,
             latest_checkpoint=allocation.latest_checkpoint,
             facts=allocation.launch.facts(),
         )
+        conn.add(row)
+        change(conn, models.Trial, trial_id, run_id=allocation.run_id)
 
     tx.write(write)
     tx.publish(("trial", trial.id))
@@ -93,7 +94,7 @@ def ask_to_stop(hub: ServiceState, tx: Transaction, allocation: LiveAllocation, 
         kill(hub, tx, allocation, reason)
         return
     allocation.preempt_time = _clock.now()
-    tx.write(allocations.change, allocation.id, preempt_time=allocation.preempt_time, preempt_reason=reason)
+    tx.write(change, models.Allocation, allocation.id, preempt_time=allocation.preempt_time, preempt_reason=reason)
     tx.publish(("allocation", allocation.id), ("trial", allocation.trial.id))
     tx.then(_announce, hub, allocation.id)
     tx.then(hub.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
@@ -110,7 +111,7 @@ def kill(hub: ServiceState, tx: Transaction, allocation: LiveAllocation, reason:
     """End an allocation now."""
     if allocation.kill_time is None:
         allocation.kill_time = _clock.now()
-        tx.write(allocations.change, allocation.id, kill_time=allocation.kill_time, kill_reason=reason)
+        tx.write(change, models.Allocation, allocation.id, kill_time=allocation.kill_time, kill_reason=reason)
         tx.publish(("trial", allocation.trial.id))
     tx.then(hub.runner.kill, allocation.id)
 
@@ -123,6 +124,6 @@ def acknowledge(hub: ServiceState, tx: Transaction, allocation: LiveAllocation) 
     """
     if not allocation.acked:
         allocation.acked = True
-        tx.write(allocations.change, allocation.id, acked=True)
+        tx.write(change, models.Allocation, allocation.id, acked=True)
         if allocation.idle or not allocation.trial.pending:
             ask_to_stop(hub, tx, allocation, "it has nothing left to do")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select
+
+from det_core import _clock
 from det_core._storage_settings import location
 from det_core.config import Experiment
 from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
 from det_core.master.service._access import experiment_row, know_trial, no_experiment, no_trial
-from det_core.master.store import allocations, checkpoints, experiments, series, storages, trials, validations
+from det_core.master.store import change, checkpoints, models, series, trials, validations
 from det_core.protocol.records import CheckpointView
 from det_core.storage import check_storage_id
 
@@ -19,7 +24,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.checkpoints import CheckpointRow
 
 STEPS = "steps_completed"
 CHOSEN = "storage_id"
@@ -56,8 +60,8 @@ async def register(
         trial = trials.by_task_id(conn, task_id)
         if trial is None:
             raise NotFound(f"checkpoint {uuid}: there is no trial of task {task_id}")
-        if storage_id is not None and storages.get(conn, storage_id) is None:
-            raise Invalid(f"checkpoint {uuid}: there is no storage {storage_id}")
+        if storage_id is not None and conn.get(models.Storage, storage_id) is None:
+            raise Invalid(f"checkpoint {uuid}: unknown storage {storage_id}")
         checkpoints.register(
             conn,
             uuid,
@@ -69,7 +73,7 @@ async def register(
             steps_completed=metadata[STEPS],
             metadata=metadata,
             resources=resources,
-            report_time=report_time,
+            report_time=_clock.now() if report_time is None else report_time,
         )
         return trial.id
 
@@ -135,11 +139,14 @@ async def page(
     """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
 
     def look(conn: Session) -> tuple[list[CheckpointView], int]:
-        if experiment_id is not None and experiments.get(conn, experiment_id) is None:
+        if experiment_id is not None and conn.get(models.Experiment, experiment_id) is None:
             raise no_experiment(experiment_id)
-        if trial_id is not None and trials.get(conn, trial_id) is None:
+        if trial_id is not None and conn.get(models.Trial, trial_id) is None:
             raise no_trial(trial_id)
-        rows, total = checkpoints.page(conn, limit, offset, experiment_id=experiment_id, trial_id=trial_id)
+        of_one = models.Checkpoint.trial_id == trial_id
+        if experiment_id is not None:
+            of_one = models.Checkpoint.experiment_id == experiment_id
+        rows, total = checkpoints.page(conn, of_one, limit, offset)
         return _show(conn, rows), total
 
     return await hub.store.read(look)
@@ -149,7 +156,7 @@ async def get(hub: ServiceState, uuid: str) -> CheckpointView:
     """Return one checkpoint."""
 
     def look(conn: Session) -> CheckpointView:
-        row = checkpoints.get(conn, uuid)
+        row = conn.get(models.Checkpoint, uuid)
         if row is None:
             raise no_checkpoint(uuid)
         return _show(conn, [row])[0]
@@ -180,7 +187,7 @@ async def patch(hub: ServiceState, remaining: Sequence[tuple[str, Mapping[str, i
 
     def write(conn: Session) -> None:
         for uuid, resources in remaining:
-            if checkpoints.get(conn, uuid) is None:
+            if conn.get(models.Checkpoint, uuid) is None:
                 raise no_checkpoint(uuid)
             if resources is not None:
                 checkpoints.set_resources(conn, uuid, resources)
@@ -197,9 +204,9 @@ async def set_metadata(hub: ServiceState, uuid: str, metadata: Mapping[str, Any]
     """Replace the recorded metadata of a checkpoint and return it."""
 
     def write(conn: Session) -> None:
-        if checkpoints.get(conn, uuid) is None:
+        if conn.get(models.Checkpoint, uuid) is None:
             raise no_checkpoint(uuid)
-        checkpoints.set_metadata(conn, uuid, metadata)
+        change(conn, models.Checkpoint, uuid, user_metadata=dict(metadata))
 
     await hub.store.write(write)
     return await get(hub, uuid)
@@ -213,17 +220,17 @@ async def use(hub: ServiceState, trial_id: int, uuid: str) -> None:
     """
 
     def check(conn: Session) -> None:
-        if trials.get(conn, trial_id) is None:
+        if conn.get(models.Trial, trial_id) is None:
             raise no_trial(trial_id)
-        if checkpoints.get(conn, uuid) is None:
+        if conn.get(models.Checkpoint, uuid) is None:
             raise no_checkpoint(uuid)
 
     await hub.store.read(check)
 
 
-def _show(conn: Session, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
-    owners = {number: trials.get(conn, number) for number in {row.trial_id for row in rows}}
-    specs = {number: experiments.get(conn, number) for number in {row.experiment_id for row in rows}}
+def _show(conn: Session, rows: Sequence[models.Checkpoint]) -> list[CheckpointView]:
+    owners = {number: conn.get(models.Trial, number) for number in {row.trial_id for row in rows}}
+    specs = {number: conn.get(models.Experiment, number) for number in {row.experiment_id for row in rows}}
     views = []
     for row in rows:
         owner = owners[row.trial_id]
@@ -233,7 +240,7 @@ def _show(conn: Session, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
     return views
 
 
-def _show_one(conn: Session, row: CheckpointRow, hparams: dict[str, Any], config: dict[str, Any]) -> CheckpointView:
+def _show_one(conn: Session, row: models.Checkpoint, hparams: dict[str, Any], config: dict[str, Any]) -> CheckpointView:
     validation = _at(conn, row, "validation")
     return CheckpointView(
         uuid=row.uuid,
@@ -242,7 +249,7 @@ def _show_one(conn: Session, row: CheckpointRow, hparams: dict[str, Any], config
         storage_id=row.storage_id,
         storage=storage_of(conn, row),
         state=row.state,
-        metadata=row.metadata,
+        metadata=row.user_metadata,
         resources=row.resources,
         size=row.size,
         steps_completed=row.steps_completed,
@@ -257,7 +264,7 @@ def _show_one(conn: Session, row: CheckpointRow, hparams: dict[str, Any], config
     )
 
 
-def _at(conn: Session, row: CheckpointRow, group: str) -> dict[str, Any]:
+def _at(conn: Session, row: models.Checkpoint, group: str) -> dict[str, Any]:
     """Return the metrics that a checkpoint's trial has reported for its step."""
     step = row.steps_completed
     before = series.Cursor(step, -1, -1, -1, -1)
@@ -284,27 +291,39 @@ async def _choose(hub: ServiceState, trial_id: int, storage: Mapping[str, Any]) 
     allocation = None if trial is None else trial.allocation
 
     def write(conn: Session) -> int:
-        number = storages.ensure(conn, config)
+        number = add_storage(conn, config)
         if allocation is not None:
-            row = allocations.get(conn, allocation.id)
+            row = conn.get(models.Allocation, allocation.id)
             if row is not None:
-                allocations.change(conn, row.id, facts={**row.facts, CHOSEN: number})
+                row.facts = {**row.facts, CHOSEN: number}
         return number
 
     return await hub.store.write(write)
+
+
+def add_storage(session: Session, config: Mapping[str, Any]) -> int:
+    """Return the number of a storage, which is stored if it is new; equal configurations have one number."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    row = session.scalar(select(models.Storage).where(models.Storage.digest == digest))
+    if row is None:
+        row = models.Storage(digest=digest, config=dict(config))
+        session.add(row)
+        session.flush()
+    return row.id
 
 
 def storage_of_run(conn: Session, allocation_id: str | None) -> int | None:
     """Return the number of the storage that an allocation's script has chosen, None for its experiment's."""
     if allocation_id is None:
         return None
-    row = allocations.get(conn, allocation_id)
+    row = conn.get(models.Allocation, allocation_id)
     if row is None:
         return None
     return row.facts.get(CHOSEN)
 
 
-def storage_of(conn: Session, row: CheckpointRow) -> dict[str, Any] | None:
+def storage_of(conn: Session, row: models.Checkpoint) -> dict[str, Any] | None:
     """Return the configuration of the storage that a checkpoint is in, without what says how many stay."""
     return find_storage(conn, row.storage_id, row.experiment_id)
 
@@ -312,10 +331,10 @@ def storage_of(conn: Session, row: CheckpointRow) -> dict[str, Any] | None:
 def find_storage(conn: Session, storage_id: int | None, experiment_id: int) -> dict[str, Any] | None:
     """Return the configuration of a storage; for None, or an unknown one, that of the experiment's."""
     if storage_id is not None:
-        storage = storages.get(conn, storage_id)
+        storage = conn.get(models.Storage, storage_id)
         if storage is not None:
-            return location(storage)
-    experiment = experiments.get(conn, experiment_id)
+            return location(storage.config)
+    experiment = conn.get(models.Experiment, experiment_id)
     if experiment is None or experiment.config.get("checkpoint_storage") is None:
         return None
     return location(experiment.config["checkpoint_storage"])
@@ -323,7 +342,8 @@ def find_storage(conn: Session, storage_id: int | None, experiment_id: int) -> d
 
 def storages_of(conn: Session, experiment_id: int) -> list[dict[str, Any] | None]:
     """Return the configurations of the storages that an experiment's runs were given, each once."""
-    numbers = {row.facts.get(CHOSEN) for row in allocations.of_experiment(conn, experiment_id)}
+    facts = select(models.Allocation.facts).join(models.Trial).where(models.Trial.experiment_id == experiment_id)
+    numbers = {fact.get(CHOSEN) for fact in conn.scalars(facts)}
     numbers |= {row.storage_id for row in checkpoints.of_experiment(conn, experiment_id)}
     found: list[dict[str, Any] | None] = []
     for number in numbers:

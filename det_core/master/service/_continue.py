@@ -11,15 +11,13 @@ from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import State
 from det_core.master.service import _queries, _retention
 from det_core.master.service._access import experiment_row
-from det_core.master.store import experiments, operations, searcher_events, trials
+from det_core.master.store import change, models, operations, searcher_events, trials
 from det_core.search import Exited, Shutdown
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.trials import TrialRow
     from det_core.protocol.records import ExperimentView
 
 LENGTH = "max_length"
@@ -51,7 +49,7 @@ async def continue_experiment(hub: ServiceState, experiment_id: int, override: s
     return await _queries.experiment(hub, experiment_id)
 
 
-def _changed(row: ExperimentRow, override: str | None) -> Experiment:
+def _changed(row: models.Experiment, override: str | None) -> Experiment:
     """Return the configuration to continue with: the experiment's, perhaps with another length of its only trial."""
     changes = {}
     try:
@@ -72,7 +70,7 @@ def _changed(row: ExperimentRow, override: str | None) -> Experiment:
 
 
 def _reopen(conn: Session, experiment_id: int, spec: Experiment) -> None:
-    row = experiments.get(conn, experiment_id)
+    row = conn.get(models.Experiment, experiment_id)
     # Looked at again, as it may have been continued or deleted since.
     if row is None or row.state not in ENDED:
         what = "deleted" if row is None else row.state
@@ -83,8 +81,9 @@ def _reopen(conn: Session, experiment_id: int, spec: Experiment) -> None:
             _revive(conn, trial, closed=False, reopened=False)
     else:
         _reopen_some(conn, experiment_id)
-    experiments.change(
+    change(
         conn,
+        models.Experiment,
         experiment_id,
         state=State.ACTIVE.value,
         config=spec.data,
@@ -112,7 +111,7 @@ def _heard(conn: Session, experiment_id: int) -> _ReceivedEnds:
 def _reopen_some(conn: Session, experiment_id: int) -> None:
     """Revive the trials that have something left to train."""
     heard = _heard(conn, experiment_id)
-    given = operations.current_of_experiment(conn, experiment_id)
+    given = operations.current(conn, models.Trial.experiment_id == experiment_id)
     some = not heard.over
     for trial in trials.of_experiment(conn, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
         seen = heard.over or trial.request_id in heard.exited
@@ -125,11 +124,12 @@ def _reopen_some(conn: Session, experiment_id: int) -> None:
         raise WrongState(f"experiment {experiment_id}: its search is complete, and no trial has anything left to train")
 
 
-def _revive(conn: Session, trial: TrialRow, *, closed: bool, reopened: bool) -> None:
+def _revive(conn: Session, trial: models.Trial, *, closed: bool, reopened: bool) -> None:
     if trial.validated >= 0 and not closed:
-        trials.change(conn, trial.id, validated=-1)
-    trials.change(
+        change(conn, models.Trial, trial.id, validated=-1)
+    change(
         conn,
+        models.Trial,
         trial.id,
         state=State.ACTIVE.value,
         closed=closed,

@@ -25,7 +25,7 @@ from det_core.master.service._live import LiveExperiment
 from det_core.master.service._search import employ
 from det_core.master.service._search_workers import SearchWorker, make_search
 from det_core.master.service._views import CreatedView
-from det_core.master.store import checkpoints, contexts, experiments, trials
+from det_core.master.store import change, checkpoints, contexts, experiments, models
 from det_core.search import Search, Started
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ async def put_experiment(
     if start_time is None or not made["experiment"].unmanaged:
         return made
     number = made["experiment"].id
-    await hub.store.write(lambda conn: experiments.change(conn, number, start_time=start_time))
+    await hub.store.write(lambda conn: change(conn, models.Experiment, number, start_time=start_time))
     return CreatedView(experiment=await _queries.experiment(hub, number), warnings=made["warnings"])
 
 
@@ -247,14 +247,14 @@ def _text(config: str | Mapping[str, Any]) -> str:
 def _warm_start(conn: Session, spec: Experiment) -> str | None:
     """Return the ID of the checkpoint that trials without one of their own start from (§13.6)."""
     if spec.source_trial_id is not None:
-        if trials.get(conn, spec.source_trial_id) is None:
+        if conn.get(models.Trial, spec.source_trial_id) is None:
             raise NotFound(f"searcher.source_trial_id: there is no trial {spec.source_trial_id}")
         latest = checkpoints.latest(conn, spec.source_trial_id)
         if latest is None:
             raise Invalid(f"searcher.source_trial_id: trial {spec.source_trial_id} has no checkpoint")
         return latest.uuid
     if spec.source_checkpoint_uuid is not None:
-        found = checkpoints.get(conn, spec.source_checkpoint_uuid)
+        found = conn.get(models.Checkpoint, spec.source_checkpoint_uuid)
         if found is None:
             raise NotFound(f"searcher.source_checkpoint_uuid: there is no checkpoint {spec.source_checkpoint_uuid}")
         if found.state != checkpoints.COMPLETED:
@@ -267,8 +267,8 @@ def _check_warm_start(conn: Session, uuid: str | None) -> None:
     """Refuse a start from a checkpoint that was deleted, or began to be, since the experiment was drafted."""
     if uuid is None:
         return
-    found = checkpoints.get(conn, uuid)
-    source = None if found is None else experiments.get(conn, found.experiment_id)
+    found = conn.get(models.Checkpoint, uuid)
+    source = None if found is None else conn.get(models.Experiment, found.experiment_id)
     if found is None or source is None or found.state != checkpoints.COMPLETED or source.state == State.DELETING:
         raise Invalid(f"checkpoint {uuid}, which trials are to start from, was deleted")
 
@@ -286,7 +286,7 @@ async def record(
     def check(conn: Session) -> None:
         if external_id is not None and experiments.by_external_id(conn, external_id) is not None:
             raise Conflict(f"an experiment of the external id {external_id!r} stands already")
-        if parent_id is not None and experiments.get(conn, parent_id) is None:
+        if parent_id is not None and conn.get(models.Experiment, parent_id) is None:
             raise NotFound(f"there is no experiment {parent_id} to derive one from")
 
     try:
@@ -317,16 +317,17 @@ def _record(
 
     def write(conn: Session) -> None:
         _check_warm_start(conn, drafted.warm_start)
-        made = experiments.create(
-            conn,
-            experiment_id=experiment_id,
+        if external_id is not None and experiments.by_external_id(conn, external_id) is not None:
+            raise Conflict(f"an experiment of the external id {external_id!r} stands already")
+        row = models.Experiment(
+            id=experiment_id,
             state=state.value,
             name=spec.name,
             description=spec.description or "",
-            labels=spec.labels,
+            labels=list(spec.labels),
             config=spec.data,
             original_config=drafted.original,
-            warnings=spec.warnings,
+            warnings=list(spec.warnings),
             context=drafted.context,
             seed=spec.seed,
             priority=priority,
@@ -334,8 +335,7 @@ def _record(
             parent_id=parent_id,
             external_id=external_id,
         )
-        if made is None:
-            raise Conflict(f"an experiment of the external id {external_id!r} stands already")
+        conn.add(row)
 
     tx.write(write)
     tx.publish(("experiment", experiment_id))

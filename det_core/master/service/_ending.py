@@ -8,7 +8,7 @@ from det_core import _clock
 from det_core.master.scheduler import State
 from det_core.master.service import _measured, _retention, _trials
 from det_core.master.service._search_workers import SearchWorker
-from det_core.master.store import experiments
+from det_core.master.store import change, models
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -31,7 +31,7 @@ def stop(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, state: 
     if experiment.state.stopping and state is not State.STOPPING_KILLED:
         return
     experiment.state = experiment.state.after_order(state)
-    tx.write(experiments.change, experiment.id, state=experiment.state.value, error=experiment.error)
+    tx.write(change, models.Experiment, experiment.id, state=experiment.state.value, error=experiment.error)
     tx.publish(("experiment", experiment.id))
     for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
         _trials.stop(hub, tx, trial, state, why)
@@ -52,10 +52,12 @@ def fail(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, error: 
 
 
 def _write(conn: Session, experiment_id: int, state: State, progress: float, error: str | None) -> None:
-    row = experiments.get(conn, experiment_id)
+    row = conn.get(models.Experiment, experiment_id)
     if state is State.COMPLETED and row is not None and (error := _measured.fault(conn, row)) is not None:
         state = State.ERROR
-    experiments.change(conn, experiment_id, state=state.value, progress=progress, error=error, end_time=_clock.now())
+    change(
+        conn, models.Experiment, experiment_id, state=state.value, progress=progress, error=error, end_time=_clock.now()
+    )
 
 
 def finish(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from det_core.master.scheduler import Cause, ExitKind, State, Step, TrialFacts, after_exit, classify
 from det_core.master.service import _trials
-from det_core.master.store import allocations, key_values, tokens, trials
+from det_core.master.store import change, key_values, models, tokens
 
 if TYPE_CHECKING:
     from det_core.master.engines import ExitReport
@@ -84,7 +84,7 @@ def _follow(hub: ServiceState, tx: Transaction, trial: LiveTrial, after: Next, e
         _trials.end(hub, tx, trial, after.state, cast("ExitReason", after.reason), error)
         return
     if counted or error is not None:
-        tx.write(trials.change, trial.id, restarts=trial.restarts, error=error)
+        tx.write(change, models.Trial, trial.id, restarts=trial.restarts, error=error)
     if after.step is Step.ALLOCATE:
         _trials.enqueue(hub, trial)
 
@@ -96,7 +96,8 @@ def _failed(report: ExitReport) -> bool:
 
 def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind: ExitKind) -> None:
     tx.write(
-        allocations.change,
+        change,
+        models.Allocation,
         allocation.id,
         state=ENDED,
         exit_kind=kind.value,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from det_core.master._errors import is_content_error
 from det_core.master.service import _allocations, _checkpoints, _ending, _operations
 from det_core.master.service._measured import VALIDATION
-from det_core.master.store import trials, validations
+from det_core.master.store import change, models, trials, validations
 from det_core.search import Validated
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def validated(
             _ending.fail(hub, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
     elif int(step) > trial.validated:
         trial.validated = int(step)
-        tx.write(trials.change, trial.id, validated=trial.validated)
+        tx.write(change, models.Trial, trial.id, validated=trial.validated)
         trial.experiment.pending.append(Validated(trial.request_id, int(step), metric))
         hub.live.touch(trial.experiment)
 
@@ -183,7 +183,7 @@ def _progressed(body: Mapping[str, Any]) -> Act:
 
 def _status(body: Mapping[str, Any]) -> Act:
     status = str(body["status"])
-    return lambda hub, tx, trial: tx.write(trials.change, trial.id, status=status)
+    return lambda hub, tx, trial: tx.write(change, models.Trial, trial.id, status=status)
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Act]] = {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.logs import LogRow
+    from det_core.master.store.models import Log
 
 
 async def page_of_trial(
@@ -52,7 +52,7 @@ async def page(hub: ServiceState, task_id: str, *, after: int = 0, limit: int = 
         await hub.subscriptions.wait(("log", task_id), cursor, left)
 
 
-def _line(row: LogRow) -> LogView:
+def _line(row: Log) -> LogView:
     return LogView(
         id=row.id,
         task_id=row.task_id,

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select
+
 from det_core.config import Experiment
 from det_core.master.scheduler import State
-from det_core.master.store import operations, trials, validations
+from det_core.master.store import models, trials, validations
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.trials import TrialRow
 
 VALIDATION = "validation"
 """The metric group of validations."""
@@ -74,14 +74,14 @@ def is_search(spec: Experiment) -> bool:
     return bool(spec.searcher["name"] != "single")
 
 
-def fault(conn: Session, row: ExperimentRow) -> str | None:
+def fault(conn: Session, row: models.Experiment) -> str | None:
     """Return the error of a completed search whose metric was never reported, or None.
 
     What a script says with a completed operation counts, whatever its validations are called; and so does a trial that
     gave up or was killed.
     """
     spec = Experiment(row.config)
-    if not is_search(spec) or operations.any_completed(conn, row.id) or validations.bests(conn, row.id):
+    if not is_search(spec) or _has_completed(conn, row.id) or validations.bests(conn, row.id):
         return None
     ended = [t for t in trials.of_experiment(conn, row.id) if t.state == State.COMPLETED and t.early_exit is None]
     names = _names(conn, ended)
@@ -90,7 +90,13 @@ def fault(conn: Session, row: ExperimentRow) -> str | None:
     return missing(spec.metric, names)
 
 
-def remarks(conn: Session, row: ExperimentRow) -> list[str]:
+def _has_completed(session: Session, experiment_id: int) -> bool:
+    """Return whether a trial of an experiment has completed an operation."""
+    chosen = (models.Trial.experiment_id == experiment_id) & models.Operation.completed
+    return session.scalar(select(models.Operation.trial_id).join(models.Trial).where(chosen).limit(1)) is not None
+
+
+def remarks(conn: Session, row: models.Experiment) -> list[str]:
     """Return the remarks on an ended search: no trial can be called best, or all are equal."""
     spec = Experiment(row.config)
     if not is_search(spec) or row.state != State.COMPLETED:
@@ -99,7 +105,7 @@ def remarks(conn: Session, row: ExperimentRow) -> list[str]:
     found = trials.of_experiment(conn, row.id)
     if not best:
         names = _names(conn, found)
-        return [missing(spec.metric, names)] if names or operations.any_completed(conn, row.id) else []
+        return [missing(spec.metric, names)] if names or _has_completed(conn, row.id) else []
     measured = [t for t in found if t.id in best]
     keys = {key for t in measured for key in t.hparams if t.hparams[key] != measured[0].hparams.get(key)}
     if keys and len(set(best.values())) == 1:
@@ -108,6 +114,6 @@ def remarks(conn: Session, row: ExperimentRow) -> list[str]:
     return []
 
 
-def _names(conn: Session, found: Sequence[TrialRow]) -> set[str]:
+def _names(conn: Session, found: Sequence[models.Trial]) -> set[str]:
     latest, _ = validations.latest_and_best(conn, [trial.id for trial in found[:LOOKED_AT]])
     return {name for row in latest.values() for name in row.metrics}

@@ -15,14 +15,13 @@ from det_core.master.service import _trials
 from det_core.master.service._access import experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._search_workers import SearchWorker
 from det_core.master.service._views import OperationView
-from det_core.master.store import operations, trials
+from det_core.master.store import change, models
 from det_core.search import Completed, Progress
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
     from det_core.master.service._live import LiveTrial
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.trials import TrialRow
 
 DECISION_TIMEOUT = 20.0
 """Maximum wait in seconds of a trial for its search; then it exits as if that was its last, and frees its slots."""
@@ -90,7 +89,8 @@ def completed(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int,
     if trial.length == length and not trial.completed:
         trial.completed = True
         trial.done[length] = metric
-        tx.write(operations.complete, trial.id, length, metric)
+        key = (trial.id, trial.operations - 1)
+        tx.write(change, models.Operation, key, completed=True, metric=metric, end_time=_clock.now())
         tx.publish(("trial", trial.id))
         if not trial.reopened:
             trial.experiment.pending.append(Completed(trial.request_id, length, metric))
@@ -140,12 +140,12 @@ async def progress(
     await hub.actor.do(lambda tx: progressed(tx, live_trial(hub, trial_id, allocation_id), value, is_raw=is_raw))
 
 
-async def _progress_of_unmanaged(hub: ServiceState, row: TrialRow, value: float, is_raw: bool) -> None:
+async def _progress_of_unmanaged(hub: ServiceState, row: models.Trial, value: float, is_raw: bool) -> None:
     experiment = await experiment_row(hub, row.experiment_id)
     whole = Experiment(experiment.config).max_units
     if not is_raw:
         value = _fraction(value, whole)
-    await hub.store.write(lambda conn: trials.change(conn, row.id, progress=min(value, 1.0)))
+    await hub.store.write(lambda conn: change(conn, models.Trial, row.id, progress=min(value, 1.0)))
     hub.subscriptions.publish(("trial", row.id))
 
 
@@ -158,7 +158,7 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
         fraction = _fraction(units, whole)
     elif whole:
         units = fraction * whole
-    tx.write(trials.change, trial.id, progress=min(max(fraction, 0.0), 1.0))
+    tx.write(change, models.Trial, trial.id, progress=min(max(fraction, 0.0), 1.0))
     tx.publish(("trial", trial.id))
     search = trial.experiment.search
     if search is None or trial.reopened or (is_raw and not whole):
@@ -203,7 +203,7 @@ def gave_up(hub: ServiceState, tx: Transaction, trial: LiveTrial, reason: str) -
     if trial.early_exit is not None:
         return
     trial.early_exit = reason
-    tx.write(trials.change, trial.id, early_exit=reason)
+    tx.write(change, models.Trial, trial.id, early_exit=reason)
     if trial.allocation is not None:
         tx.then(watch_exit, hub, trial.id, trial.allocation.id)
 

@@ -10,7 +10,7 @@ from det_core.master._errors import NotFound
 from det_core.master.service import _allocations
 from det_core.master.service._access import live_allocation
 from det_core.master.service._views import RendezvousView
-from det_core.master.store import allocations
+from det_core.master.store import models
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
@@ -49,7 +49,7 @@ async def know_allocation(hub: ServiceState, allocation_id: str) -> None:
     """
     if allocation_id in hub.live.allocations:
         return
-    row = await hub.store.read(lambda conn: allocations.get(conn, allocation_id))
+    row = await hub.store.read(lambda conn: conn.get(models.Allocation, allocation_id))
     if row is None:
         await asyncio.sleep(UNKNOWN_PAUSE)
         raise NotFound(f"there is no allocation {allocation_id}")

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select
+
 from det_core import _clock
 from det_core.config import Experiment
 from det_core.master._errors import NotFound
@@ -14,7 +16,7 @@ from det_core.master.scheduler import State
 from det_core.master.service import _show_experiments, _show_trials
 from det_core.master.service._access import experiment_row, no_experiment, no_trial
 from det_core.master.service._views import MasterView
-from det_core.master.store import experiments, series, trials, validations
+from det_core.master.store import experiments, models, series, trials, validations
 from det_core.protocol.records import ExperimentView, MetricView, TrialView
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
     from det_core.master.service._state import ServiceState
     from det_core.master.store import Store
-    from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.validations import BestTrial
 
 
@@ -129,7 +130,8 @@ async def find_trials(
 
     def look(conn: Session) -> tuple[list[TrialView], int]:
         chosen = _show_trials.in_states(states, live)
-        rows = trials.page(conn, experiment_id, chosen, order, limit=limit, offset=offset)
+        page = select(models.Trial).where(models.Trial.experiment_id == experiment_id, chosen).order_by(*order)
+        rows = conn.scalars(page.limit(limit).offset(offset)).all()
         return list(_show_trials.show(conn, row, rows, live)), trials.count(conn, experiment_id, chosen)
 
     return await hub.store.read(look)
@@ -141,10 +143,10 @@ async def trial(hub: ServiceState, trial_id: int, *, summarize: bool = False) ->
     snapshot = None if live is None else _show_trials.snapshot(live)
 
     def look(conn: Session) -> TrialView:
-        row = trials.get(conn, trial_id)
+        row = conn.get(models.Trial, trial_id)
         if row is None:
             raise no_trial(trial_id)
-        experiment = experiments.get(conn, row.experiment_id)
+        experiment = conn.get(models.Experiment, row.experiment_id)
         if experiment is None:
             raise no_experiment(row.experiment_id)
         view = _show_trials.show_one(conn, experiment, row, snapshot)
@@ -174,7 +176,7 @@ async def best_validation(hub: ServiceState, experiment_id: int) -> float:
     return best.value
 
 
-async def _best(hub: ServiceState, row: ExperimentRow) -> BestTrial | None:
+async def _best(hub: ServiceState, row: models.Experiment) -> BestTrial | None:
     best = await hub.store.read(lambda conn: _show_experiments.best_of(conn, [row]))
     return best.get(row.id)
 
@@ -241,7 +243,7 @@ class MetricsReader:
 
     def _series_of_all(self, conn: Session) -> Iterator[tuple[int, str]]:
         for trial_id in self._trial_ids:
-            if trials.get(conn, trial_id) is None:
+            if conn.get(models.Trial, trial_id) is None:
                 raise no_trial(trial_id)
             for name in series.groups(conn, trial_id) if self._group is None else [self._group]:
                 yield trial_id, name

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sqlalchemy import func, select
+
 from det_core import _clock
 from det_core.config import Experiment
 from det_core.master.scheduler import ExitKind, Losses, State
 from det_core.master.service import _facts, _operations, _retention, _search, _trials, _unmanaged
 from det_core.master.service._live import Launch, Live, LiveAllocation, LiveExperiment, LiveTrial
 from det_core.master.service._search_workers import SearchWorker, has_worker, is_over, prepare_worker, recall
-from det_core.master.store import allocations, experiments, operations, searcher_events, trials
+from det_core.master.store import allocations, experiments, models, searcher_events, trials
 from det_core.search import Search, Started, event_from_dict
 
 if TYPE_CHECKING:
@@ -23,11 +25,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.allocations import AllocationRow
-    from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.operations import OperationRow
-    from det_core.master.store.searcher_events import SearcherEventRow
-    from det_core.master.store.trials import TrialRow
 
 LOG = logging.getLogger("det_core")
 GOING_ON = [s.value for s in State if not s.terminal]
@@ -37,36 +34,45 @@ GOING_ON = [s.value for s in State if not s.terminal]
 class Kept:
     """Stored state of an experiment that has not ended."""
 
-    row: ExperimentRow
-    trials: Sequence[TrialRow]
-    operations: dict[int, Sequence[OperationRow]]
+    row: models.Experiment
+    trials: Sequence[models.Trial]
+    operations: dict[int, Sequence[models.Operation]]
     losses: dict[int, Losses]
-    events: Sequence[SearcherEventRow]
+    events: Sequence[models.SearcherEvent]
     count: int
 
 
-def _read(conn: Session) -> tuple[list[Kept], list[AllocationRow], int, int]:
+def _read(conn: Session) -> tuple[list[Kept], Sequence[models.Allocation], int, int]:
     rows = [row for row in experiments.find(conn, states=GOING_ON)[0] if not row.unmanaged]
     kept = [_read_one(conn, row) for row in rows]
-    return kept, allocations.alive(conn), experiments.last_id(conn), trials.last_id(conn)
+    last_experiment = conn.scalar(select(func.max(models.Experiment.id))) or 0
+    last_trial = conn.scalar(select(func.max(models.Trial.id))) or 0
+    return kept, allocations.alive(conn), last_experiment, last_trial
 
 
-def _read_one(conn: Session, row: ExperimentRow) -> Kept:
+def _read_one(conn: Session, row: models.Experiment) -> Kept:
     found = trials.of_experiment(conn, row.id)
     live = [t for t in found if not State(t.state).terminal]
     return Kept(
         row=row,
         trials=found,
-        operations={t.id: operations.of_trial(conn, t.id) for t in live},
+        operations={t.id: _operations_of(conn, t.id) for t in live},
         losses={t.id: _losses(conn, t.id) for t in live},
         events=searcher_events.after(conn, row.id),
         count=searcher_events.count(conn, row.id),
     )
 
 
+def _operations_of(session: Session, trial_id: int) -> Sequence[models.Operation]:
+    operation = models.Operation
+    return session.scalars(select(operation).where(operation.trial_id == trial_id).order_by(operation.ordinal)).all()
+
+
 def _losses(conn: Session, trial_id: int) -> Losses:
     losses = Losses()
-    for kind, start in allocations.ends(conn, trial_id):
+    row = models.Allocation
+    ended = select(row.exit_kind, row.latest_checkpoint).where(row.trial_id == trial_id, row.exit_kind.is_not(None))
+    for kind, start in conn.execute(ended.order_by(row.run_id)):
         losses.note(ExitKind(kind), start)
     return losses
 
@@ -136,7 +142,7 @@ def _experiment(hub: ServiceState, kept: Kept, search: Search | SearchWorker | s
     return experiment
 
 
-def _trial(experiment: LiveExperiment, row: TrialRow, kept: Kept) -> LiveTrial:
+def _trial(experiment: LiveExperiment, row: models.Trial, kept: Kept) -> LiveTrial:
     given = kept.operations.get(row.id, ())
     state = State(row.state)
     return LiveTrial(
@@ -163,7 +169,7 @@ def _trial(experiment: LiveExperiment, row: TrialRow, kept: Kept) -> LiveTrial:
     )
 
 
-def _allocation(hub: ServiceState, row: AllocationRow, before: LiveAllocation | None) -> None:
+def _allocation(hub: ServiceState, row: models.Allocation, before: LiveAllocation | None) -> None:
     trial = hub.live.trials.get(row.trial_id)
     if trial is None:
         return

@@ -15,7 +15,7 @@ from det_core.master.service import _unmanaged
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._facts import steer
 from det_core.master.service._measured import VALIDATION, is_search
-from det_core.master.store import ingest, logs, trials
+from det_core.master.store import change, ingest, logs, models, trials
 
 if TYPE_CHECKING:
     from det_core.master.service._live import LiveAllocation
@@ -178,7 +178,7 @@ async def set_status(hub: ServiceState, trial_id: int, status: str, *, allocatio
         Fenced: If the allocation whose token was shown has ended.
     """
     await _check_reporter(hub, trial_id, allocation_id)
-    await hub.store.write(lambda conn: trials.change(conn, trial_id, status=status))
+    await hub.store.write(lambda conn: change(conn, models.Trial, trial_id, status=status))
     hub.subscriptions.publish(("trial", trial_id))
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select
+
 from det_core.config import Experiment
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, DetCoreError
 from det_core.master._errors import Invalid, WrongState
@@ -17,14 +19,13 @@ from det_core.master.service import _checkpoints
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._threads import run_in_daemon_thread
-from det_core.master.store import checkpoints, contexts, experiments, key_values, trials, validations
+from det_core.master.store import change, checkpoints, contexts, experiments, key_values, models, trials, validations
 from det_core.storage import Store, event_files_of_experiment, open_store
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.checkpoints import CheckpointRow
 
 LOG = logging.getLogger("det_core")
 
@@ -70,7 +71,7 @@ def due(conn: Session, *, add: int | None = None, remove: int | None = None) -> 
     return after
 
 
-def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = None) -> list[CheckpointRow]:
+def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = None) -> list[models.Checkpoint]:
     """Return the checkpoints that an experiment's retention does not keep, oldest first.
 
     Args:
@@ -78,7 +79,7 @@ def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = Non
         experiment_id: the experiment.
         there: the uuids of the checkpoints that count. Defaults to all that are recorded as not deleted.
     """
-    row = experiments.get(conn, experiment_id)
+    row = conn.get(models.Experiment, experiment_id)
     if row is None or row.unmanaged:
         return []
     spec = Experiment(row.config)
@@ -142,7 +143,8 @@ def _at_steps(conn: Session, trial_id: int, metric: str) -> dict[int, float]:
 
 def _sources(conn: Session, *, without: int) -> set[str]:
     """Return the checkpoints that trials of other experiments start from."""
-    return trials.warm_starts(conn, without=without)
+    starts = select(models.Trial.warm_start).where(models.Trial.experiment_id != without).distinct()
+    return {uuid for uuid in conn.scalars(starts) if uuid is not None}
 
 
 async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
@@ -150,10 +152,10 @@ async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] =
     if not globs or not all(isinstance(g, str) and g for g in globs):
         raise Invalid("checkpointGlobs must be patterns of files, such as **/*")
 
-    def look(conn: Session) -> list[CheckpointRow]:
+    def look(conn: Session) -> list[models.Checkpoint]:
         rows = []
         for uuid in dict.fromkeys(uuids):
-            row = checkpoints.get(conn, uuid)
+            row = conn.get(models.Checkpoint, uuid)
             if row is None:
                 raise no_checkpoint(uuid)
             rows.append(row)
@@ -167,12 +169,12 @@ async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] =
     hub.runner.keep_running(delete_all, f"deletion of {len(rows)} checkpoint(s)")
 
 
-async def delete_rows(hub: ServiceState, rows: Sequence[CheckpointRow], globs: Sequence[str]) -> list[str]:
+async def delete_rows(hub: ServiceState, rows: Sequence[models.Checkpoint], globs: Sequence[str]) -> list[str]:
     """Delete checkpoints from their storages and record it; return the IDs of those that could not be deleted."""
     return [row.uuid for row in rows if not await _delete_one(hub, row, globs)]
 
 
-async def _delete_one(hub: ServiceState, row: CheckpointRow, globs: Sequence[str]) -> bool:
+async def _delete_one(hub: ServiceState, row: models.Checkpoint, globs: Sequence[str]) -> bool:
     config = await hub.store.read(lambda conn: _checkpoints.storage_of(conn, row))
     try:
         async with hub.deletions:
@@ -233,7 +235,7 @@ async def delete_experiment(hub: ServiceState, experiment_id: int) -> None:
 
 def _begin_deletion(conn: Session, experiment_id: int) -> bool:
     """Set an experiment's state to DELETING; return whether it was another one."""
-    row = experiments.get(conn, experiment_id)
+    row = conn.get(models.Experiment, experiment_id)
     # Here, and not before: it may have been continued, or deleted, since it was looked up.
     if row is None or row.state in (State.DELETING, State.DELETED):
         return False
@@ -246,7 +248,7 @@ def _begin_deletion(conn: Session, experiment_id: int) -> bool:
                 f"experiment {experiment_id} cannot be deleted: experiment {trial.experiment_id} has not ended, and "
                 f"starts from its checkpoint {trial.warm_start}: wait for it, or kill it first"
             )
-    experiments.change(conn, experiment_id, state=State.DELETING.value)
+    change(conn, models.Experiment, experiment_id, state=State.DELETING.value)
     return True
 
 
@@ -260,10 +262,10 @@ async def erase(hub: ServiceState, experiment_id: int) -> None:
     def write(conn: Session) -> None:
         if problems:
             error = "; ".join(problems)
-            experiments.change(conn, experiment_id, state=State.DELETE_FAILED.value, error=error)
+            change(conn, models.Experiment, experiment_id, state=State.DELETE_FAILED.value, error=error)
             return
         experiments.erase(conn, experiment_id)
-        experiments.change(conn, experiment_id, state=State.DELETED.value)
+        change(conn, models.Experiment, experiment_id, state=State.DELETED.value)
         contexts.drop_unused(conn)
 
     await hub.store.write(write)

@@ -18,7 +18,7 @@ from det_core import _clock
 from det_core.errors import DetCoreError
 from det_core.master._errors import Invalid
 from det_core.master.engines import unpack_archive
-from det_core.master.store import contexts
+from det_core.master.store import contexts, models
 from det_core.search import Search, Shutdown, action_from_dict, create_search, event_from_dict
 from det_core.search._worker import LENGTH, encode
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from det_core.config import Experiment
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.searcher_events import SearcherEventRow
     from det_core.search import Action, Event, Progress
 
 LOG = logging.getLogger("det_core")
@@ -103,7 +102,7 @@ async def prepare_worker(
     return SearchWorker(spec, folder)
 
 
-def recall(spec: Experiment, rows: Iterable[SearcherEventRow]) -> Search:
+def recall(spec: Experiment, rows: Iterable[models.SearcherEvent]) -> Search:
     """Return a search without a worker as it was: recorded decisions are applied, and none is taken anew."""
     search = create_search(spec.searcher, spec.hyperparameters, spec.seed)
     for row in rows:
@@ -111,7 +110,7 @@ def recall(spec: Experiment, rows: Iterable[SearcherEventRow]) -> Search:
     return search
 
 
-def is_over(row: SearcherEventRow) -> bool:
+def is_over(row: models.SearcherEvent) -> bool:
     """Return whether a search decided at this event to end."""
     return any(action["kind"] == Shutdown.kind for action in row.actions or ())
 

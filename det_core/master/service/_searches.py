@@ -10,13 +10,14 @@ from det_core.master._errors import WrongState
 from det_core.master.service._access import experiment_row, no_task
 from det_core.master.service._search_workers import has_worker, recall
 from det_core.master.service._views import SearchView
-from det_core.master.store import contexts, searcher_events, trials
+from det_core.master.store import contexts, models, searcher_events, trials
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.searcher_events import SearcherEventRow
 
 
 async def state(hub: ServiceState, experiment_id: int) -> SearchView:
@@ -25,7 +26,7 @@ async def state(hub: ServiceState, experiment_id: int) -> SearchView:
     if row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
 
-    def look(conn: Session) -> tuple[list[SearcherEventRow], int, int, int]:
+    def look(conn: Session) -> tuple[Sequence[models.SearcherEvent], int, int, int]:
         found = trials.of_experiment(conn, experiment_id)
         return (
             searcher_events.after(conn, experiment_id),

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sqlalchemy import func, select
+
 from det_core.config import Experiment
 from det_core.master.scheduler import DEFAULT_PRIORITY, State
 from det_core.master.service import _measured
 from det_core.master.service._search_workers import SearchWorker
-from det_core.master.store import experiments, validations
+from det_core.master.store import models, validations
 from det_core.protocol.records import ExperimentView
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     from det_core.master.service._live import LiveExperiment
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.validations import BestTrial
 
 NO_METRIC = "unmanaged"
@@ -67,10 +68,12 @@ def _snapshot(experiment: LiveExperiment) -> Snapshot:
 
 
 def show(
-    conn: Session, hub: ServiceState, rows: Sequence[ExperimentRow], live: Mapping[int, Snapshot]
+    conn: Session, hub: ServiceState, rows: Sequence[models.Experiment], live: Mapping[int, Snapshot]
 ) -> list[ExperimentView]:
     """Return experiments as they are shown."""
-    counts = experiments.trial_counts(conn, [row.id for row in rows])
+    trial = models.Trial
+    counting = select(trial.experiment_id, func.count()).where(trial.experiment_id.in_([row.id for row in rows]))
+    counts = {number: count for number, count in conn.execute(counting.group_by(trial.experiment_id))}
     best = best_of(conn, rows)
     return [
         _one(row, counts.get(row.id, 0), best.get(row.id), live.get(row.id), _remarks(conn, hub, row, live.get(row.id)))
@@ -78,7 +81,7 @@ def show(
     ]
 
 
-def _remarks(conn: Session, hub: ServiceState, row: ExperimentRow, live: Snapshot | None) -> list[str]:
+def _remarks(conn: Session, hub: ServiceState, row: models.Experiment, live: Snapshot | None) -> list[str]:
     """Return what there is to say of an experiment; of one that has ended it is found out once."""
     if live is not None:
         return list(live.remarks)
@@ -90,7 +93,7 @@ def _remarks(conn: Session, hub: ServiceState, row: ExperimentRow, live: Snapsho
     return known[1]
 
 
-def best_of(conn: Session, rows: Sequence[ExperimentRow]) -> dict[int, BestTrial]:
+def best_of(conn: Session, rows: Sequence[models.Experiment]) -> dict[int, BestTrial]:
     """Return the best trial of each experiment with a validation; of equals the earliest."""
     best: dict[int, BestTrial] = {}
     for smaller_is_better in (True, False):
@@ -101,7 +104,7 @@ def best_of(conn: Session, rows: Sequence[ExperimentRow]) -> dict[int, BestTrial
 
 
 def _one(
-    row: ExperimentRow, num_trials: int, best: BestTrial | None, live: Snapshot | None, remarks: list[str]
+    row: models.Experiment, num_trials: int, best: BestTrial | None, live: Snapshot | None, remarks: list[str]
 ) -> ExperimentView:
     spec = Experiment(row.config)
     stopping = () if live is None else live.stop_by

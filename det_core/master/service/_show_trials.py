@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, and_, or_, true
+from sqlalchemy import ColumnElement, and_, or_, select, true
 
 from det_core.config import Experiment
 from det_core.master.scheduler import Phase, State
-from det_core.master.store import METADATA, allocations, checkpoints, operations, validations
+from det_core.master.store import METADATA, checkpoints, models, operations, validations
 from det_core.protocol.records import TrialView, ValidationView
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._live import LiveExperiment, LiveTrial
-    from det_core.master.store.experiments import ExperimentRow
-    from det_core.master.store.operations import OperationRow
     from det_core.master.store.series import MetricRow
-    from det_core.master.store.trials import TrialRow
 
 SHOWN_AT_ONCE = 500
 """Trials whose operations, checkpoints and validations are looked up by one statement each."""
@@ -50,7 +47,7 @@ class Snapshot:
 class _Stored:
     """Operations, checkpoints and validations of some trials, by trial."""
 
-    operations: dict[int, OperationRow]
+    operations: dict[int, models.Operation]
     checkpoints: dict[int, str]
     latest: dict[int, MetricRow]
     best: dict[int, MetricRow]
@@ -89,7 +86,7 @@ def in_states(states: Sequence[str], live: Mapping[int, Snapshot]) -> ColumnElem
 
 
 def show(
-    conn: Session, experiment: ExperimentRow, rows: Sequence[TrialRow], live: Mapping[int, Snapshot]
+    conn: Session, experiment: models.Experiment, rows: Sequence[models.Trial], live: Mapping[int, Snapshot]
 ) -> Iterator[TrialView]:
     """Yield trials of an experiment as they are shown in lists."""
     spec = Experiment(experiment.config)
@@ -97,7 +94,7 @@ def show(
         chunk = rows[start : start + SHOWN_AT_ONCE]
         latest, best = validations.latest_and_best(conn, [row.id for row in chunk if row.latest_step is not None])
         stored = _Stored(
-            operations=operations.current_of_trials(conn, [row.id for row in chunk if not row.unmanaged]),
+            operations=operations.current(conn, models.Trial.id.in_([row.id for row in chunk if not row.unmanaged])),
             checkpoints=checkpoints.latest_of_trials(conn, [row.id for row in chunk]),
             latest=latest,
             best=best,
@@ -106,21 +103,22 @@ def show(
             yield _view(row, spec, stored, live.get(row.id))
 
 
-def show_one(conn: Session, experiment: ExperimentRow, row: TrialRow, live: Snapshot | None) -> TrialView:
+def show_one(conn: Session, experiment: models.Experiment, row: models.Trial, live: Snapshot | None) -> TrialView:
     """Return one trial, with how its last run ended."""
     (view,) = show(conn, experiment, [row], {} if live is None else {row.id: live})
     return replace(view, exit_status=_exit_status(conn, row))
 
 
-def _exit_status(conn: Session, row: TrialRow) -> int | None:
+def _exit_status(conn: Session, row: models.Trial) -> int | None:
     """Return how the last run of a trial ended, as a shell's exit status."""
-    run = None if row.unmanaged else allocations.of_run(conn, row.id, row.run_id)
+    of_run = (models.Allocation.trial_id == row.id) & (models.Allocation.run_id == row.run_id)
+    run = None if row.unmanaged else conn.scalar(select(models.Allocation).where(of_run))
     if run is None:
         return None
     return run.exit_status if run.exit_signal is None else 128 + run.exit_signal
 
 
-def _view(row: TrialRow, spec: Experiment, stored: _Stored, live: Snapshot | None) -> TrialView:
+def _view(row: models.Trial, spec: Experiment, stored: _Stored, live: Snapshot | None) -> TrialView:
     operation = stored.operations.get(row.id)
     return TrialView(
         id=row.id,
@@ -151,7 +149,7 @@ def _view(row: TrialRow, spec: Experiment, stored: _Stored, live: Snapshot | Non
     )
 
 
-def _progress(row: TrialRow, spec: Experiment, operation: OperationRow | None) -> float:
+def _progress(row: models.Trial, spec: Experiment, operation: models.Operation | None) -> float:
     """Return the fraction done: as reported, or the steps reported of all that may come to be trained."""
     if row.state == State.COMPLETED:
         return 1.0
@@ -173,7 +171,7 @@ def _validation(row: MetricRow | None, spec: Experiment) -> ValidationView | Non
     )
 
 
-def _state(row: TrialRow, live: Snapshot | None) -> str:
+def _state(row: models.Trial, live: Snapshot | None) -> str:
     """Return the state; of an ACTIVE trial how far its allocation is."""
     if row.state != State.ACTIVE:
         return row.state

@@ -11,7 +11,7 @@ from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import State
 from det_core.master.service import _allocations, _ending, _queries, _trials
 from det_core.master.service._access import experiment_row, know_experiment, live_experiment, trial_row
-from det_core.master.store import experiments
+from det_core.master.store import change, models
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -79,7 +79,7 @@ def _stays(experiment: LiveExperiment, state: State) -> bool:
 
 def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
     experiment.state = state
-    tx.write(experiments.change, experiment.id, state=state.value)
+    tx.write(change, models.Experiment, experiment.id, state=state.value)
     tx.publish(("experiment", experiment.id))
 
 
@@ -147,7 +147,7 @@ async def set_priority(hub: ServiceState, experiment_id: int, priority: int) -> 
     def command(tx: Transaction) -> None:
         experiment = live_experiment(hub, experiment_id)
         experiment.priority = priority
-        tx.write(experiments.change, experiment_id, priority=priority)
+        tx.write(change, models.Experiment, experiment_id, priority=priority)
         tx.publish(("experiment", experiment_id))
         _trials.reprioritise(hub, experiment_id)
 
@@ -164,14 +164,14 @@ async def archive(hub: ServiceState, experiment_id: int) -> None:
     row = await experiment_row(hub, experiment_id)
     if experiment_id in hub.live.experiments or (row.unmanaged and row.end_time is None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): it cannot be archived yet")
-    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=True))
+    await hub.store.write(lambda conn: change(conn, models.Experiment, experiment_id, archived=True))
     hub.subscriptions.publish(("experiment", experiment_id))
 
 
 async def unarchive(hub: ServiceState, experiment_id: int) -> None:
     """Undo :func:`archive`."""
     await experiment_row(hub, experiment_id)
-    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=False))
+    await hub.store.write(lambda conn: change(conn, models.Experiment, experiment_id, archived=False))
     hub.subscriptions.publish(("experiment", experiment_id))
 
 
@@ -209,24 +209,20 @@ async def patch_experiment(
     counts = {} if checkpoint_storage is None else _counts(experiment_id, checkpoint_storage)
 
     def write(conn: Session) -> dict[str, Any] | None:
-        row = experiments.get(conn, experiment_id)
+        row = conn.get(models.Experiment, experiment_id)
         assert row is not None
         data = dict(row.config)
         if name is not None:
             data["name"] = name
+            row.name = name
         if description is not None:
             data["description"] = description
+            row.description = description
         if labels is not None:
             data["labels"] = list(labels)
+            row.labels = list(labels)
         data["checkpoint_storage"] = {**data["checkpoint_storage"], **counts}
-        experiments.change(
-            conn,
-            experiment_id,
-            name=row.name if name is None else name,
-            description=row.description if description is None else description,
-            labels=row.labels if labels is None else list(labels),
-            config=data,
-        )
+        row.config = data
         return data
 
     data = await hub.store.write(write)

@@ -18,7 +18,7 @@ from det_core.config import entrypoint_command
 from det_core.master._errors import Conflict, Fenced, Forbidden, NotFound
 from det_core.master.engines import AllocationFolder, Claim, Copy, Ticket
 from det_core.master.service._access import live_allocation
-from det_core.master.store import allocations, contexts, tokens
+from det_core.master.store import change, contexts, models, tokens
 
 if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
@@ -78,11 +78,10 @@ async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, run
             raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
         launch.claims[node] = (runner, hash_secret(granted.token))
         trial = allocation.trial
-        tx.write(allocations.change, allocation_id, facts=launch.facts())
+        tx.write(change, models.Allocation, allocation_id, facts=launch.facts())
         tx.write(
             tokens.add,
             granted.session_token,
-            "allocation",
             allocation_id=allocation_id,
             trial_id=trial.id,
             experiment_id=trial.experiment.id,

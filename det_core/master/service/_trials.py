@@ -8,11 +8,13 @@ from det_core import _clock
 from det_core.master.scheduler import PendingAllocation, State
 from det_core.master.service import _allocations
 from det_core.master.service._live import LiveExperiment, LiveTrial
-from det_core.master.store import operations, trials
+from det_core.master.store import change, models, trials
 from det_core.search import Exited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
     from det_core.master.service._state import ServiceState
@@ -43,7 +45,7 @@ def create(
         trials.create,
         experiment.id,
         request_id,
-        trial_id=trial.id,
+        id=trial.id,
         state=trial.state.value,
         hparams=trial.hparams,
         seed=seed,
@@ -94,16 +96,20 @@ def train_to(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int) 
     trial.operations += 1
     trial.length = length
     trial.completed = False
-    tx.write(operations.add, trial.id, length)
+    tx.write(_add_operation, trial.id, trial.operations - 1, length)
     tx.publish(("trial", trial.id))
     enqueue(hub, trial)
+
+
+def _add_operation(session: Session, trial_id: int, ordinal: int, length: int) -> None:
+    session.add(models.Operation(trial_id=trial_id, ordinal=ordinal, length=length))
 
 
 def close(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
     """Note that a trial gets no further operations."""
     if not trial.closed:
         trial.closed = True
-        tx.write(trials.change, trial.id, closed=True)
+        tx.write(change, models.Trial, trial.id, closed=True)
         tx.publish(("trial", trial.id))
     retire(hub, tx, trial)
 
@@ -122,7 +128,7 @@ def set_state(tx: Transaction, trial: LiveTrial, state: State) -> None:
     """Change a trial's state alone."""
     if trial.state is not state:
         trial.state = state
-        tx.write(trials.change, trial.id, state=state.value)
+        tx.write(change, models.Trial, trial.id, state=state.value)
         tx.publish(("trial", trial.id))
 
 
@@ -160,7 +166,9 @@ def end(
     experiment = trial.experiment
     dequeue(hub, trial)
     trial.state = state
-    tx.write(trials.change, trial.id, state=state.value, error=error, restarts=trial.restarts, end_time=_clock.now())
+    tx.write(
+        change, models.Trial, trial.id, state=state.value, error=error, restarts=trial.restarts, end_time=_clock.now()
+    )
     del experiment.trials[trial.request_id], hub.live.trials[trial.id]
     if trial.reopened:
         if state is State.ERROR:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import func, select
+
 from det_core import _clock
 from det_core._metadata import validate_metadata
 from det_core.master._errors import Invalid, NotFound, WrongState, is_content_error
@@ -15,7 +17,7 @@ from det_core.master.scheduler import State
 from det_core.master.service import _checkpoints, _queries
 from det_core.master.service._access import experiment_row, no_trial, trial_row
 from det_core.master.service._views import StartView
-from det_core.master.store import checkpoints, experiments, trials
+from det_core.master.store import change, checkpoints, models, trials
 from det_core.protocol.records import TrialView
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from det_core.master.service._actor import Transaction
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.trials import TrialRow
 
 STATES = {
     "PAUSED": State.PAUSED,
@@ -73,7 +74,7 @@ async def put_trial(
     """
     number = await _create(hub, experiment_id, hparams, external_id)
     if start_time is not None:
-        await hub.store.write(lambda conn: trials.change(conn, number, start_time=start_time))
+        await hub.store.write(lambda conn: change(conn, models.Trial, number, start_time=start_time))
     return await _queries.trial(hub, number)
 
 
@@ -82,7 +83,7 @@ async def _create(hub: ServiceState, experiment_id: int, hparams: Mapping[str, A
     if not row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is managed: its search creates its trials")
     name = str(uuid.uuid4()) if external_id is None else external_id
-    made: list[TrialRow] = []
+    made: list[models.Trial] = []
 
     def command(tx: Transaction) -> None:
         tx.write(write, hub.live.new_trial_id())
@@ -93,16 +94,16 @@ async def _create(hub: ServiceState, experiment_id: int, hparams: Mapping[str, A
             conn,
             experiment_id,
             name,
-            trial_id=trial_id,
+            id=trial_id,
             state=State.ACTIVE.value,
-            hparams=hparams,
+            hparams=dict(hparams),
             external_id=external_id,
             unmanaged=True,
             last_activity=now,
         )
         made.append(trial)
         if trial.last_activity != now:  # it stood already
-            trials.change(conn, trial.id, last_activity=now)
+            change(conn, models.Trial, trial.id, last_activity=now)
         _follow(conn, experiment_id, State(trial.state))
 
     await hub.actor.do(command)
@@ -123,8 +124,14 @@ async def start_trial(hub: ServiceState, trial_id: int, *, resume: bool) -> Star
         if row.run_id > 0 and not resume:
             raise WrongState(f"trial {trial_id} was started before; say resume to go on with it")
         run_id = row.run_id + 1
-        trials.change(
-            conn, trial_id, run_id=run_id, state=State.ACTIVE.value, end_time=None, last_activity=_clock.now()
+        change(
+            conn,
+            models.Trial,
+            trial_id,
+            run_id=run_id,
+            state=State.ACTIVE.value,
+            end_time=None,
+            last_activity=_clock.now(),
         )
         _follow(conn, row.experiment_id, State.ACTIVE)
         started = StartView(trial_run_id=run_id, steps_completed=0, latest_checkpoint=None)
@@ -168,7 +175,7 @@ async def apply_records(
             raise Invalid(f"trial {trial_id}, a record of kind {record['kind']}: {e}") from e
 
 
-async def _apply(hub: ServiceState, trial: TrialRow, record: Mapping[str, Any], storage_id: int | None) -> None:
+async def _apply(hub: ServiceState, trial: models.Trial, record: Mapping[str, Any], storage_id: int | None) -> None:
     body = record["body"]
     if record["kind"] == "checkpoint":
         await _checkpoints.from_journal(hub, trial.task_id, None, body, record["time"], storage_id)
@@ -198,12 +205,12 @@ async def patch_trial(
         Invalid: If the state is unknown.
     """
 
-    def write(conn: Session) -> TrialRow:
+    def write(conn: Session) -> models.Trial:
         row = _unmanaged(conn, trial_id)
         if state is not None and state not in STATES:
             raise Invalid(f"trial {trial_id}: state is {state!r}, and must be one of {', '.join(STATES)}")
         if state is None:
-            trials.change(conn, trial_id, last_activity=_clock.now())
+            change(conn, models.Trial, trial_id, last_activity=_clock.now())
         else:
             _set(conn, row, STATES[state], end_time=end_time)
         return row
@@ -213,8 +220,8 @@ async def patch_trial(
     return await _queries.trial(hub, trial_id)
 
 
-def _unmanaged(conn: Session, trial_id: int) -> TrialRow:
-    row = trials.get(conn, trial_id)
+def _unmanaged(conn: Session, trial_id: int) -> models.Trial:
+    row = conn.get(models.Trial, trial_id)
     if row is None:
         raise no_trial(trial_id)
     if not row.unmanaged:
@@ -222,13 +229,15 @@ def _unmanaged(conn: Session, trial_id: int) -> TrialRow:
     return row
 
 
-def _set(conn: Session, row: TrialRow, state: State, error: str | None = None, end_time: float | None = None) -> None:
+def _set(
+    conn: Session, row: models.Trial, state: State, error: str | None = None, end_time: float | None = None
+) -> None:
     now = _clock.now()
     if not state.terminal:
         end_time = None
     elif end_time is None:
         end_time = now
-    trials.change(conn, row.id, state=state.value, error=error, last_activity=now, end_time=end_time)
+    change(conn, models.Trial, row.id, state=state.value, error=error, last_activity=now, end_time=end_time)
     _follow(conn, row.experiment_id, state)
 
 
@@ -241,14 +250,15 @@ def _follow(conn: Session, experiment_id: int, state: State) -> None:
         state: New state of one of its trials.
     """
     if state is State.ACTIVE:  # no other state counts then, and its trials, which may be many, need not be read
-        experiments.change(conn, experiment_id, state=state.value, end_time=None)
+        change(conn, models.Experiment, experiment_id, state=state.value, end_time=None)
         return
-    ends = trials.ends_by_state(conn, experiment_id)
+    latest_ends = select(models.Trial.state, func.max(models.Trial.end_time)).group_by(models.Trial.state)
+    ends = {state: end for state, end in conn.execute(latest_ends.where(models.Trial.experiment_id == experiment_id))}
     state = max(map(State, ends), key=_RANKS.index, default=State.ACTIVE)
     end_time = None
     if state.terminal:
         end_time = max((end for end in ends.values() if end is not None), default=_clock.now())
-    experiments.change(conn, experiment_id, state=state.value, end_time=end_time)
+    change(conn, models.Experiment, experiment_id, state=state.value, end_time=end_time)
 
 
 async def sweep(hub: ServiceState) -> None:

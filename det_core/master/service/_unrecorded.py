@@ -17,7 +17,7 @@ from det_core.errors import CheckpointNotFound
 from det_core.master._errors import is_content_error
 from det_core.master.service import _checkpoints
 from det_core.master.service._threads import run_in_daemon_thread
-from det_core.master.store import checkpoints, series
+from det_core.master.store import models, series
 from det_core.storage import open_store
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _is_registered(conn: Session, row: Record) -> bool:
     """Return whether the checkpoint of a record is registered, or can never be: its ID is not a string to look for."""
     uuid = row.body.get("storage_id")
     try:
-        return not isinstance(uuid, str) or checkpoints.get(conn, uuid) is not None
+        return not isinstance(uuid, str) or conn.get(models.Checkpoint, uuid) is not None
     except ValueError:  # half a surrogate pair, or a NUL, which not every database takes
         return True
 

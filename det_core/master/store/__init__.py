@@ -1,9 +1,9 @@
-"""The store: all that a master must not forget, in SQLite or PostgreSQL, written before it is answered.
+"""The store: everything that a master must not forget, in SQLite or PostgreSQL, written before it is answered.
 
-A subject is a module of functions that take a Connection first: ``experiments``, ``trials``, ``allocations``,
-``operations``, ``searcher_events``, ``ingest``, ``series``, ``validations``, ``checkpoints``, ``logs``, ``tokens``,
-``contexts``, ``storages`` and ``key_values``. They are used within a work:
-``await store.write(lambda conn: trials.change(conn, 1, restarts=2))``.
+A row is an object of a class of ``models``, loaded and written in a work on a Session:
+``await store.read(lambda session: session.get(models.Trial, 1))``. A statement stands where it is used; those of more
+than one user are functions of the modules here, which take the Session first. Metrics never become objects: ``ingest``
+writes them by one statement a batch, ``series`` and ``validations`` read them.
 """
 
 # ruff: noqa: E402 - the door first: without the extra, its error says how to install it
@@ -11,31 +11,13 @@ from det_core._optional import require
 
 require("sqlalchemy", extra="master", purpose="a master's store")
 
+from det_core.master.store import _writers as _writers  # declares a table
+from det_core.master.store._rows import change
 from det_core.master.store._store import Store
-from det_core.master.store.allocations import AllocationRow
-from det_core.master.store.checkpoints import CheckpointRow
-from det_core.master.store.experiments import ExperimentRow
-from det_core.master.store.logs import LogLine, LogRow
+from det_core.master.store.logs import LogLine
 from det_core.master.store.models import Base
-from det_core.master.store.operations import OperationRow
-from det_core.master.store.searcher_events import SearcherEventRow
 from det_core.master.store.series import MetricRow
-from det_core.master.store.tokens import TokenRow
-from det_core.master.store.trials import TrialRow
 
 METADATA = Base.metadata
 
-__all__ = [
-    "METADATA",
-    "AllocationRow",
-    "CheckpointRow",
-    "ExperimentRow",
-    "LogLine",
-    "LogRow",
-    "MetricRow",
-    "OperationRow",
-    "SearcherEventRow",
-    "Store",
-    "TokenRow",
-    "TrialRow",
-]
+__all__ = ["METADATA", "LogLine", "MetricRow", "Store", "change"]

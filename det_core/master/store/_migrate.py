@@ -11,9 +11,8 @@ from sqlalchemy.orm import Session
 
 import det_core
 from det_core.errors import StoreError
-from det_core.master.store import key_values
-from det_core.master.store._schema import METADATA
 from det_core.master.store.migrations import HEAD
+from det_core.master.store.models import Base, KeyValue
 
 DIRECTORY = Path(__file__).parent / "migrations"
 VERSION_KEY = "det_core version"
@@ -37,9 +36,9 @@ def upgrade(engine: Engine, on_new: Callable[[], None] = lambda: None) -> None:
             _create(conn, on_new)
         elif current != HEAD:
             _take_steps(conn, current)
-        version = det_core.__version__
-        if key_values.get(Session(conn), VERSION_KEY) != version:
-            key_values.put(Session(conn), VERSION_KEY, version)
+        with Session(conn) as session:
+            session.merge(KeyValue(key=VERSION_KEY, value=det_core.__version__))
+            session.commit()  # to the transaction of the connection
 
 
 def revision(conn: Connection) -> str | None:
@@ -62,14 +61,14 @@ def config(conn: Connection | None) -> Any:
 
 def _create(conn: Connection, on_new: Callable[[], None]) -> None:
     """Create all tables and the version row, without importing alembic: a first start takes 75 ms less."""
-    ours = METADATA.tables.keys() & set(inspect(conn).get_table_names())
+    ours = Base.metadata.tables.keys() & set(inspect(conn).get_table_names())
     if ours:
         raise StoreError(
             f"the master's database {_name(conn)} has the table {min(ours)} but no version of its schema: "
             "it is damaged; restore a backup, or move it away to start a new one"
         )
     on_new()
-    METADATA.create_all(conn)
+    Base.metadata.create_all(conn)
     _REVISIONS.create(conn, checkfirst=True)
     conn.execute(_REVISIONS.insert().values(version_num=HEAD))
 
@@ -90,9 +89,10 @@ def _take_steps(conn: Connection, current: str) -> None:
 
 def _writer(conn: Connection) -> str:
     # A newer schema may have no such table any more.
-    if not inspect(conn).has_table("key_values"):
+    if not inspect(conn).has_table(KeyValue.__tablename__):
         return "of an unknown version"
-    return str(key_values.get(Session(conn), VERSION_KEY, "of an unknown version"))
+    row = Session(conn).get(KeyValue, VERSION_KEY)
+    return "of an unknown version" if row is None else str(row.value)
 
 
 def _name(conn: Connection) -> str:

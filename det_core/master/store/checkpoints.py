@@ -1,43 +1,37 @@
-"""Checkpoints (§5.7): what is known of them; their files are in a storage."""
+"""Checkpoints (§5.7): what the master knows of them; their files are in a storage."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from det_core import _clock
 from det_core.errors import StoreConflict
-from det_core.master.store._rows import insert_new, is_id, many, one
-from det_core.master.store._schema import CHECKPOINTS
-from det_core.master.store.models import dumps
+from det_core.master.store.models import Checkpoint, dumps
 
-COMPLETED, PARTIALLY_DELETED, DELETED = "COMPLETED", "PARTIALLY_DELETED", "DELETED"
-ADDED = "metadata.json"
-"""File that a deletion may leave behind in addition; that is not a change."""
+COMPLETED = "COMPLETED"
+PARTIALLY_DELETED = "PARTIALLY_DELETED"
+DELETED = "DELETED"
+METADATA_FILE = "metadata.json"
+"""File that a deletion may leave in addition; it does not count as a change."""
+_C = Checkpoint.__table__.c
+_NEWEST_FIRST = (Checkpoint.report_time.desc(), Checkpoint.uuid)
+_MOST_STEPS_FIRST = (_C.steps_completed.desc(), _C.report_time.desc(), _C.uuid)
 
 
-@dataclass(frozen=True)
-class CheckpointRow:
-    """A checkpoint. ``resources`` maps each path to its bytes, ``size`` is their sum; ``reported`` tells repeats."""
+def _latest_of_trials_statement() -> Select[Any]:
+    """Return the statement of the latest checkpoints of some trials."""
+    place = func.row_number().over(partition_by=_C.trial_id, order_by=_MOST_STEPS_FIRST).label("place")
+    chosen = _C.trial_id.in_(bindparam("trials", expanding=True)) & (_C.state == COMPLETED)
+    ranked = select(_C.trial_id, _C.uuid, place).where(chosen).subquery().c
+    return select(ranked.trial_id, ranked.uuid).where(ranked.place == 1)
 
-    uuid: str
-    experiment_id: int
-    trial_id: int
-    task_id: str
-    allocation_id: str | None
-    storage_id: int | None
-    state: str
-    metadata: dict[str, Any]
-    resources: dict[str, int]
-    size: int
-    steps_completed: int
-    report_time: float
-    reported: str
+
+# Built once: SQLAlchemy takes longer to build it than the database to answer.
+_LATEST_OF_TRIALS = _latest_of_trials_statement()
 
 
 def register(
@@ -52,120 +46,84 @@ def register(
     resources: Mapping[str, int],
     allocation_id: str | None = None,
     storage_id: int | None = None,
-    report_time: float | None = None,
+    report_time: float,
 ) -> bool:
-    """Note a checkpoint that is complete in its storage.
+    """Store a checkpoint that is complete in its storage.
 
     Returns:
-        Whether it is news: False for a repeat, whatever has become of the checkpoint since.
+        Whether it is new: False for a repeat, even if the checkpoint has changed since.
 
     Raises:
-        StoreConflict: another one has that uuid.
+        StoreConflict: If another checkpoint has that UUID.
     """
     said = dumps([trial_id, dict(sorted(metadata.items())), dict(sorted(resources.items()))])
-    row = CheckpointRow(
-        uuid=uuid,
-        experiment_id=experiment_id,
-        trial_id=trial_id,
-        task_id=task_id,
-        allocation_id=allocation_id,
-        storage_id=storage_id,
-        state=COMPLETED,
-        metadata=dict(metadata),
-        resources=dict(resources),
-        size=sum(resources.values()),
-        steps_completed=steps_completed,
-        report_time=_clock.now() if report_time is None else report_time,
-        reported=hashlib.sha256(said.encode()).hexdigest(),
+    reported = hashlib.sha256(said.encode()).hexdigest()
+    stored = session.get(Checkpoint, uuid)
+    if stored is not None:
+        if stored.reported != reported:
+            raise StoreConflict(f"checkpoint {uuid} was reported before with other files, metadata or trial")
+        return False
+    session.add(
+        Checkpoint(
+            uuid=uuid,
+            experiment_id=experiment_id,
+            trial_id=trial_id,
+            task_id=task_id,
+            allocation_id=allocation_id,
+            storage_id=storage_id,
+            state=COMPLETED,
+            user_metadata=dict(metadata),
+            resources=dict(resources),
+            size=sum(resources.values()),
+            steps_completed=steps_completed,
+            report_time=report_time,
+            reported=reported,
+        )
     )
-    if insert_new(session, CHECKPOINTS, vars(row)):
-        return True
-    standing = get(session, uuid)
-    if standing is None or standing.reported != row.reported:
-        raise StoreConflict(f"checkpoint {uuid} was reported before with other files, metadata or trial")
-    return False
+    return True
 
 
-def get(session: Session, uuid: str) -> CheckpointRow | None:
-    """One checkpoint, deleted or not."""
-    return one(session, select(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid), CheckpointRow)
+def of_experiment(session: Session, experiment_id: int, *, states: Sequence[str] = ()) -> Sequence[Checkpoint]:
+    """Return the checkpoints of an experiment, newest first, in one of ``states`` if any are given."""
+    statement = select(Checkpoint).where(Checkpoint.experiment_id == experiment_id).order_by(*_NEWEST_FIRST)
+    if states:
+        statement = statement.where(Checkpoint.state.in_(states))
+    return session.scalars(statement).all()
 
 
-def of_trial(session: Session, trial_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
-    """The checkpoints of a trial, newest first, in one of ``states`` if any are given."""
-    return _newest(session, CHECKPOINTS.c.trial_id == trial_id, states) if is_id(trial_id) else []
+def page(session: Session, chosen: ColumnElement[bool], limit: int, offset: int) -> tuple[Sequence[Checkpoint], int]:
+    """Return some checkpoints that meet a condition, newest first, and how many do."""
+    total = session.scalars(select(func.count()).select_from(Checkpoint).where(chosen)).one()
+    statement = select(Checkpoint).where(chosen).order_by(*_NEWEST_FIRST)
+    return session.scalars(statement.limit(limit).offset(offset)).all(), total
 
 
-def of_experiment(session: Session, experiment_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
-    """The checkpoints of an experiment, newest first, in one of ``states`` if any are given."""
-    return _newest(session, CHECKPOINTS.c.experiment_id == experiment_id, states) if is_id(experiment_id) else []
+def latest(session: Session, trial_id: int) -> Checkpoint | None:
+    """Return the checkpoint that the next run of a trial starts from, or None.
 
-
-def page(
-    session: Session, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
-) -> tuple[list[CheckpointRow], int]:
-    """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
-    where = CHECKPOINTS.c.trial_id == trial_id
-    if experiment_id is not None:
-        where = CHECKPOINTS.c.experiment_id == experiment_id
-    total = session.execute(select(func.count()).select_from(CHECKPOINTS).where(where)).scalar_one()
-    order = (CHECKPOINTS.c.report_time.desc(), CHECKPOINTS.c.uuid)
-    statement = select(CHECKPOINTS).where(where).order_by(*order).limit(limit).offset(offset)
-    return many(session, statement, CheckpointRow), total
-
-
-def latest(session: Session, trial_id: int) -> CheckpointRow | None:
-    """What the trial's next run starts from (§13.6): the complete one of the most steps, the newer one of equals."""
-    table = CHECKPOINTS
-    statement = select(table).where((table.c.trial_id == trial_id) & (table.c.state == COMPLETED))
-    order = (table.c.steps_completed.desc(), table.c.report_time.desc(), table.c.uuid)
-    return one(session, statement.order_by(*order).limit(1), CheckpointRow)
+    It is the complete one of the most steps, the newer one of equals (§13.6).
+    """
+    statement = select(Checkpoint).where(Checkpoint.trial_id == trial_id, Checkpoint.state == COMPLETED)
+    return session.scalars(statement.order_by(*_MOST_STEPS_FIRST).limit(1)).one_or_none()
 
 
 def latest_of_trials(session: Session, trial_ids: Sequence[int]) -> dict[int, str]:
     """Return the UUID of the :func:`latest` checkpoint of each of some trials that has one."""
-    return {trial: uuid for trial, uuid in session.execute(_LATEST_OF_TRIALS, {"trials": list(trial_ids)})}
+    rows = session.connection().execute(_LATEST_OF_TRIALS, {"trials": list(trial_ids)})
+    return {trial: uuid for trial, uuid in rows}
 
 
-def _latest_of_trials_statement() -> Select[Any]:
-    """Return the statement of the latest checkpoints of some trials."""
-    table = CHECKPOINTS.c
-    order = (table.steps_completed.desc(), table.report_time.desc(), table.uuid)
-    place = func.row_number().over(partition_by=table.trial_id, order_by=order).label("place")
-    chosen = table.trial_id.in_(bindparam("trials", expanding=True)) & (table.state == COMPLETED)
-    ranked = select(table.trial_id, table.uuid, place).where(chosen).subquery().c
-    return select(ranked.trial_id, ranked.uuid).where(ranked.place == 1)
-
-
-# Built once: SQLAlchemy takes longer to build it than the database to answer.
-_LATEST_OF_TRIALS = _latest_of_trials_statement()
-
-
-def set_resources(session: Session, uuid: str, remaining: Mapping[str, int]) -> CheckpointRow | None:
-    """Note what a deletion has left: nothing is DELETED, less than before PARTIALLY_DELETED. None: unknown."""
-    row = get(session, uuid)
+def set_resources(session: Session, uuid: str, remaining: Mapping[str, int]) -> None:
+    """Store the files that a deletion has left: without any the checkpoint is deleted, with fewer it is so in part."""
+    row = session.get(Checkpoint, uuid)
     if row is None or row.state == DELETED:
-        return row
+        return
     left = dict(remaining)
-    compared = left if ADDED in row.resources else {path: size for path, size in left.items() if path != ADDED}
-    if left and compared == row.resources:
-        return row
-    values = {
-        "resources": left,
-        "size": sum(left.values()),
-        "state": PARTIALLY_DELETED if left else DELETED,
-    }
-    session.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(values))
-    return get(session, uuid)
-
-
-def set_metadata(session: Session, uuid: str, metadata: Mapping[str, Any]) -> None:
-    """Replace what the master answers as a checkpoint's metadata."""
-    session.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(metadata=dict(metadata)))
-
-
-def _newest(session: Session, where: Any, states: Sequence[str]) -> list[CheckpointRow]:
-    statement = select(CHECKPOINTS).where(where)
-    if states:
-        statement = statement.where(CHECKPOINTS.c.state.in_(states))
-    return many(session, statement.order_by(CHECKPOINTS.c.report_time.desc(), CHECKPOINTS.c.uuid), CheckpointRow)
+    if METADATA_FILE not in row.resources:
+        compared = {path: size for path, size in left.items() if path != METADATA_FILE}
+    else:
+        compared = left
+    if not left or compared != row.resources:
+        row.resources = left
+        row.size = sum(left.values())
+        row.state = PARTIALLY_DELETED if left else DELETED

@@ -7,29 +7,23 @@ import hashlib
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from det_core import _clock
-from det_core.master.store._rows import insert_new
-from det_core.master.store._schema import CONTEXTS, EXPERIMENTS
+from det_core.master.store.models import Context, Experiment
 
 
 def put(session: Session, content: bytes) -> str:
-    """Keep an archive; returns its digest (sha256, hex)."""
+    """Store an archive; return its digest."""
     digest = hashlib.sha256(content).hexdigest()
-    if session.execute(select(CONTEXTS.c.size).where(CONTEXTS.c.digest == digest)).scalar() is None:
-        values = {"digest": digest, "content": content, "size": len(content), "create_time": _clock.now()}
-        insert_new(session, CONTEXTS, values)
+    if session.scalar(select(Context.size).where(Context.digest == digest)) is None:
+        session.add(Context(digest=digest, content=content, size=len(content)))
     return digest
 
 
 def get(session: Session, digest: str) -> bytes | None:
-    """The archive of that digest; None if there is none."""
-    found = session.execute(select(CONTEXTS.c.content).where(CONTEXTS.c.digest == digest)).scalar()
-    return None if found is None else bytes(found)
+    """Return the archive of a digest, or None."""
+    return session.scalar(select(Context.content).where(Context.digest == digest))
 
 
-def drop_unused(session: Session) -> int:
-    """Delete the archives that belong to no experiment, deleted ones left aside; returns how many."""
-    used = select(EXPERIMENTS.c.context).where(EXPERIMENTS.c.context.is_not(None), EXPERIMENTS.c.state != "DELETED")
-    return (
-        session.connection().execute(delete(CONTEXTS).where(CONTEXTS.c.digest.not_in(used.scalar_subquery()))).rowcount
-    )
+def drop_unused(session: Session) -> None:
+    """Delete the archives of no experiment but deleted ones."""
+    used = select(Experiment.context).where(Experiment.context.is_not(None), Experiment.state != "DELETED")
+    session.execute(delete(Context).where(Context.digest.not_in(used)))

@@ -18,7 +18,7 @@ from det_core import _clock
 from det_core._json import equal_json, is_number, restore, str_to_nonfinite
 from det_core.errors import StoreConflict
 from det_core.master.store import _writers, validations
-from det_core.master.store._rows import insert_all_new
+from det_core.master.store._rows import insert_new
 from det_core.master.store._writers import REPORTED, SYSTEM, Writer
 from det_core.master.store.models import NO_STEP, Metric, Record, dumps, loads
 
@@ -63,7 +63,7 @@ def insert_journal(
         mark = "?" if conn.dialect.name == "sqlite" else "%s"
         conn.exec_driver_sql(_INSERT.format(", ".join([mark] * len(_COLUMNS))), rows)
     if others:
-        insert_all_new(session, Record, others)
+        insert_new(session, Record, others)
     if rows or others:
         _save(session, writer, starts, rows)
     return writer.next_seq

@@ -5,28 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
-from det_core.master.store._rows import many
-from det_core.master.store._schema import LOGS
-
-
-@dataclass(frozen=True)
-class LogRow:
-    """One line of a task's log; ``id`` grows with each line of all tasks, and is never used again."""
-
-    id: int
-    task_id: str
-    allocation_id: str | None
-    agent_id: str | None
-    container_id: str | None
-    rank: int | None
-    timestamp: float
-    level: str
-    stdtype: str
-    source: str
-    log: str
+from det_core.master.store.models import Log
 
 
 @dataclass(frozen=True)
@@ -57,21 +39,21 @@ class LogLine:
 def append(session: Session, lines: Sequence[LogLine]) -> None:
     """Insert lines, in their order."""
     if lines:
-        session.execute(LOGS.insert(), [vars(line) for line in lines])
+        session.connection().execute(insert(Log), [vars(line) for line in lines])
 
 
-def after(session: Session, task_id: str, line_id: int = 0, *, limit: int = 1000) -> list[LogRow]:
-    """Lines of a task with ids above ``line_id``, in order, at most ``limit``."""
-    where = (LOGS.c.task_id == task_id) & (LOGS.c.id > min(line_id, 2**63 - 1))
-    return many(session, select(LOGS).where(where).order_by(LOGS.c.id).limit(limit), LogRow)
+def after(session: Session, task_id: str, line_id: int = 0, *, limit: int = 1000) -> Sequence[Log]:
+    """Return lines of a task with IDs above ``line_id``, in order, at most ``limit``."""
+    chosen = (Log.task_id == task_id) & (Log.id > min(line_id, 2**63 - 1))
+    return session.scalars(select(Log).where(chosen).order_by(Log.id).limit(limit)).all()
 
 
-def last(session: Session, task_id: str, *, limit: int = 20) -> list[LogRow]:
-    """The last lines of a task, in order."""
-    statement = select(LOGS).where(LOGS.c.task_id == task_id).order_by(LOGS.c.id.desc()).limit(limit)
-    return many(session, statement, LogRow)[::-1]
+def last(session: Session, task_id: str, *, limit: int = 20) -> Sequence[Log]:
+    """Return the last lines of a task, in order."""
+    statement = select(Log).where(Log.task_id == task_id).order_by(Log.id.desc()).limit(limit)
+    return session.scalars(statement).all()[::-1]
 
 
 def last_id(session: Session, task_id: str) -> int:
-    """The id of a task's last line; 0 if it has none."""
-    return int(session.execute(select(func.max(LOGS.c.id)).where(LOGS.c.task_id == task_id)).scalar() or 0)
+    """Return the ID of a task's last line; 0 if it has none."""
+    return session.scalar(select(func.max(Log.id)).where(Log.task_id == task_id)) or 0

@@ -120,7 +120,7 @@ class Experiment(Base, kw_only=True):
 
     __tablename__ = "experiments"
 
-    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, default=None)
     state: Mapped[str]
     name: Mapped[str]
     description: Mapped[str] = mapped_column(default="")
@@ -164,7 +164,7 @@ class Trial(Base, kw_only=True):
     __tablename__ = "trials"
     __table_args__ = (UniqueConstraint("experiment_id", "request_id"), UniqueConstraint("experiment_id", "external_id"))
 
-    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, default=None)
     experiment_id: Mapped[int] = mapped_column(Reference, ForeignKey(Experiment.id))
     request_id: Mapped[str]
     task_id: Mapped[str] = mapped_column(unique=True)
@@ -206,7 +206,8 @@ class Allocation(Base, kw_only=True):
         kill_time: Time at which the master killed it, or None.
         exit_kind: Class of its end (§13.3).
         exit_status: Exit status; None where a signal ended it or nothing is known.
-        facts: Anything else; ``storage_id`` is the storage that its script chose.
+        facts: How it was launched: digest of its claim code, claims, name that the engine has for it; and the storage
+            that its script chose.
         end_time: Time of its end; None while it runs.
     """
 

@@ -1,51 +1,35 @@
-"""Tokens, of which only digests are kept."""
+"""Tokens, of which only digests are stored."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
-from det_core import _clock
-from det_core.master.store._rows import one, put
-from det_core.master.store._schema import TOKENS
+from det_core.master.store.models import Token
 
 
-@dataclass(frozen=True)
-class TokenRow:
-    """Whom a token belongs to: ``kind`` is ``user`` or ``allocation``."""
-
-    digest: str
-    kind: str
-    allocation_id: str | None
-    trial_id: int | None
-    experiment_id: int | None
-    create_time: float
-
-
-def add(
-    session: Session,
-    token: str,
-    kind: str,
-    *,
-    allocation_id: str | None = None,
-    trial_id: int | None = None,
-    experiment_id: int | None = None,
-) -> None:
-    """Let ``token`` in."""
-    put(session, TOKENS, vars(TokenRow(_digest(token), kind, allocation_id, trial_id, experiment_id, _clock.now())))
+def add(session: Session, token: str, *, allocation_id: str, trial_id: int, experiment_id: int) -> None:
+    """Admit the token of an allocation."""
+    row = Token(
+        digest=_digest(token),
+        kind="allocation",
+        allocation_id=allocation_id,
+        trial_id=trial_id,
+        experiment_id=experiment_id,
+    )
+    session.add(row)
 
 
-def find(session: Session, token: str) -> TokenRow | None:
-    """Whom a token belongs to; None if it is none, or was revoked."""
-    return one(session, select(TOKENS).where(TOKENS.c.digest == _digest(token)), TokenRow)
+def find(session: Session, token: str) -> Token | None:
+    """Return the owner of a token; None if it is unknown, or was revoked."""
+    return session.get(Token, _digest(token))
 
 
 def revoke(session: Session, *, allocation_id: str) -> None:
-    """Let the tokens of an allocation in no more."""
-    session.execute(delete(TOKENS).where(TOKENS.c.allocation_id == allocation_id))
+    """Admit the tokens of an allocation no more."""
+    session.execute(delete(Token).where(Token.allocation_id == allocation_id))
 
 
 def _digest(token: str) -> str:

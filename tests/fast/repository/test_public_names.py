@@ -75,10 +75,7 @@ PUBLIC = {
         AllocationFolder Cause Claim Copy Ended Engine ExitReport Listener LocalEngine LogLine Pool Slots Ticket
         check_archive pack_files read_archived unpack_archive
     """,
-    "det_core.master.store": """
-        METADATA AllocationRow CheckpointRow ExperimentRow LogLine LogRow MetricRow OperationRow
-        SearcherEventRow Store TokenRow TrialRow
-    """,
+    "det_core.master.store": "METADATA LogLine MetricRow Store change",
     "det_core.testing": "SearchSuite",
 }
 

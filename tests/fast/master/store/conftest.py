@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from det_core.master.store import Store, experiments, trials
+from det_core.master.store import Store, trials
 from det_core.master.store._database import parse, writing_engine
+from det_core.master.store.models import Experiment
 from support import schema
 
 
@@ -51,8 +53,14 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture
 def trial(session: Session) -> int:
     """Add a trial of an experiment, both with the ID 1."""
-    experiment = experiments.create(session, state="ACTIVE", name="quickstart", config={"name": "quickstart"})
-    assert experiment is not None
+    return add_trial(session)
+
+
+def add_trial(session: Session, **searcher: Any) -> int:
+    """Add an experiment with a trial; return the trial's ID."""
+    experiment = Experiment(state="ACTIVE", name="quickstart", config={"searcher": searcher})
+    session.add(experiment)
+    session.flush()
     return trials.create(session, experiment.id, "r1", state="ACTIVE", hparams={"lr": 0.1}).id
 
 

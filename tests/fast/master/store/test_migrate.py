@@ -20,6 +20,7 @@ from det_core.master.store import METADATA, Store, ingest, trials
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import config, revision
 from det_core.master.store.migrations import HEAD
+from det_core.master.store.models import Trial
 
 
 def test_empty_database_gets_newest_schema(empty_url: str) -> None:
@@ -70,7 +71,7 @@ def test_database_of_first_schema_is_brought_up_to_date(empty_url: str, tmp_path
             (0, None, None, None),
         ]
         ingest.report(session, 1, 3, "validation", 6, {"loss": 0.125})
-        row = trials.get(session, 1)
+        row = session.get(Trial, 1, populate_existing=True)
         assert row is not None and (row.best_step, row.best) == (6, 0.125)
     engine.dispose()
 

@@ -12,16 +12,17 @@ from det_core.errors import StoreConflict
 from det_core.master.store import (
     METADATA,
     LogLine,
-    allocations,
+    change,
     checkpoints,
     experiments,
     ingest,
     logs,
-    operations,
     searcher_events,
     tokens,
     trials,
 )
+from det_core.master.store.models import Allocation, Checkpoint, Operation
+from fast.master.store.conftest import add_trial
 
 FILES = {"sub/": 0, "sub/f": 2, "metadata.json": 26}
 
@@ -44,21 +45,21 @@ def test_a_checkpoint_is_registered_once(session: Session, trial: int) -> None:
     assert register(session)
     assert not register(session)
     assert not register(session, report_time=999.0, resources=dict(reversed(FILES.items())))
-    for change in ({"resources": {**FILES, "more": 1}}, {"metadata": {"steps_completed": 4}}):
+    for other in ({"resources": {**FILES, "more": 1}}, {"metadata": {"steps_completed": 4}}):
         with pytest.raises(StoreConflict, match="checkpoint c1 was reported before"):
-            register(session, **change)
-    row = checkpoints.get(session, "c1")
+            register(session, **other)
+    row = session.get(Checkpoint, "c1")
     assert row is not None and (row.state, row.size, row.resources, row.report_time) == ("COMPLETED", 28, FILES, 103.0)
-    assert checkpoints.get(session, "nul\0") is None
+    assert session.get(Checkpoint, "nul\0") is None
 
 
 def test_a_repeat_stays_one_when_the_checkpoint_has_changed(session: Session, trial: int) -> None:
     register(session)
-    checkpoints.set_metadata(session, "c1", {"steps_completed": 3, "note": "good"})
+    change(session, Checkpoint, "c1", user_metadata={"steps_completed": 3, "note": "good"})
     checkpoints.set_resources(session, "c1", {})
     assert not register(session)
-    row = checkpoints.get(session, "c1")
-    assert row is not None and (row.state, row.size, row.metadata["note"]) == ("DELETED", 0, "good")
+    row = session.get(Checkpoint, "c1")
+    assert row is not None and (row.state, row.size, row.user_metadata["note"]) == ("DELETED", 0, "good")
 
 
 @pytest.mark.parametrize(
@@ -74,15 +75,19 @@ def test_what_a_deletion_leaves_decides_the_state(
 ) -> None:
     register(session)
     for _ in range(2):
-        row = checkpoints.set_resources(session, "c1", left)
+        checkpoints.set_resources(session, "c1", left)
+        session.flush()
+        session.expunge_all()
+        row = session.get(Checkpoint, "c1")
         assert row is not None and (row.state, row.resources, row.size) == (state, kept, sum(kept.values()))
 
 
 def test_a_metadata_file_that_is_new_is_no_change(session: Session, trial: int) -> None:
     register(session, resources={"f": 1})
-    row = checkpoints.set_resources(session, "c1", {"f": 1, "metadata.json": 9})
+    checkpoints.set_resources(session, "c1", {"f": 1, "metadata.json": 9})
+    row = session.get(Checkpoint, "c1")
     assert row is not None and (row.state, row.resources) == ("COMPLETED", {"f": 1})
-    assert checkpoints.set_resources(session, "unknown", {}) is None
+    checkpoints.set_resources(session, "unknown", {})
 
 
 def test_the_latest_is_the_complete_one_of_the_most_steps(session: Session, trial: int) -> None:
@@ -92,10 +97,12 @@ def test_the_latest_is_the_complete_one_of_the_most_steps(session: Session, tria
     assert checkpoints.latest(session, trial).uuid == "c"  # type: ignore[union-attr]
     checkpoints.set_resources(session, "c", {})
     assert checkpoints.latest(session, trial).uuid == "b"  # type: ignore[union-attr]
+    session.flush()
     assert checkpoints.latest_of_trials(session, [trial, 2]) == {trial: "b"}
-    assert [c.uuid for c in checkpoints.of_trial(session, trial)] == ["d", "c", "b", "a"]
+    rows, total = checkpoints.page(session, Checkpoint.trial_id == trial, 2, 1)
+    assert ([c.uuid for c in rows], total) == (["c", "b"], 4)
     assert [c.uuid for c in checkpoints.of_experiment(session, 1, states=["COMPLETED"])] == ["d", "b", "a"]
-    assert checkpoints.of_trial(session, 2**70) == checkpoints.of_experiment(session, 2) == []
+    assert checkpoints.of_experiment(session, 2) == []
 
 
 def test_log_lines_are_followed_by_their_ids(session: Session) -> None:
@@ -117,23 +124,21 @@ def test_log_lines_are_followed_by_their_ids(session: Session) -> None:
 
 
 def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(session: Session, trial: int) -> None:
-    other = experiments.create(session, state="ACTIVE", name="other", config={})
-    assert other is not None
-    second = trials.create(session, other.id, "r1", state="ACTIVE", hparams={}).id
+    second = add_trial(session)
     before = None
-    for experiment, number in [(1, trial), (other.id, second)]:
-        if experiment == other.id:
+    for experiment, number in [(1, trial), (2, second)]:
+        if experiment == 2:
             before = _counts(session)
         task = f"{experiment}.r1"
-        allocations.create(session, f"{task}.1", number, 1, state="RUNNING")
-        tokens.add(session, task, "allocation", allocation_id=f"{task}.1")
-        operations.add(session, number, 1)
+        session.add(Allocation(id=f"{task}.1", trial_id=number, run_id=1, state="RUNNING"))
+        tokens.add(session, task, allocation_id=f"{task}.1", trial_id=number, experiment_id=experiment)
+        session.add(Operation(trial_id=number, ordinal=0, length=1))
         searcher_events.add(session, experiment, {}, [])
         ingest.insert_journal(session, number, 1, 0, [{"kind": "status", "seq": 0, "time": 1.0, "body": {}}])
         ingest.report(session, number, 1, "training", 1, {"a": 1})
         logs.append(session, [LogLine(task, "x", 1.0)])
         trials.set_metadata(session, number, {"a": 1})
-    experiments.erase(session, other.id)
+    experiments.erase(session, 2)
     assert _counts(session) == before
 
 

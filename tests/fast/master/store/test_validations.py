@@ -9,30 +9,28 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
-from det_core.master.store import experiments, ingest, trials, validations
+from det_core.master.store import ingest, trials, validations
+from det_core.master.store.models import Trial
 from det_core.master.store.validations import Columns
+from fast.master.store.conftest import add_trial
 
 
 @pytest.fixture
 def searching(session: Session) -> int:
     """Add a trial of a search for the smallest loss, both with the ID 1."""
-    return add_trial(session, "loss")
+    return add_search(session, "loss")
 
 
-def add_trial(session: Session, metric: str, *, smaller_is_better: bool = True) -> int:
-    config = {"searcher": {"name": "random", "metric": metric, "smaller_is_better": smaller_is_better}}
-    experiment = experiments.create(session, state="ACTIVE", name="search", config=config)
-    assert experiment is not None
-    return trials.create(session, experiment.id, "r1", state="ACTIVE", hparams={}).id
+def add_search(session: Session, metric: str, *, smaller_is_better: bool = True) -> int:
+    return add_trial(session, name="random", metric=metric, smaller_is_better=smaller_is_better)
 
 
 def columns(session: Session, trial: int) -> Columns:
-    row = trials.get(session, trial)
-    assert row is not None
-    return Columns(row.steps, row.latest_step, row.best_step, row.best)
+    row = session.execute(select(Trial.steps, Trial.latest_step, Trial.best_step, Trial.best).where(Trial.id == trial))
+    return Columns(*row.one())
 
 
 def report(session: Session, trial: int, run: int, step: int | None, group: str = "validation", **values: Any) -> None:
@@ -43,7 +41,7 @@ def report(session: Session, trial: int, run: int, step: int | None, group: str 
     ("metric", "smaller", "best"), [("loss", True, (2, 1)), ("loss", False, (1, 3)), ("d.t", True, (5, -5))]
 )
 def test_columns_follow_reports(session: Session, metric: str, smaller: bool, best: tuple[int, float]) -> None:
-    trial = add_trial(session, metric, smaller_is_better=smaller)
+    trial = add_search(session, metric, smaller_is_better=smaller)
     assert columns(session, trial) == Columns()
     for step, loss in [(1, 3.0), (2, 1.0), (3, "NaN"), (4, 1.0), (5, 2.0)]:
         report(session, trial, 1, step, loss=loss, d={"t": -step})
@@ -89,9 +87,8 @@ def test_trials_are_ordered_by_their_best(session: Session, searching: int) -> N
             report(session, trial, 1, 1, loss=loss)
     order = {True: [4, 6, 1, 2, 5, 3], False: [1, 4, 6, 2, 5, 3]}
     for smaller, numbers in order.items():
-        chosen = trials.TRIALS.c.state == "ACTIVE"
-        rows = trials.page(session, 1, chosen, validations.best_first(smaller), limit=4, offset=1)
-        assert [row.id for row in rows] == numbers[1:5]
+        ordered = select(Trial.id).order_by(*validations.best_first(smaller))
+        assert session.scalars(ordered.limit(4).offset(1)).all() == numbers[1:5]
         assert validations.best_trials(session, [1, 2], smaller_is_better=smaller)[1].trial_id == numbers[0]
     assert list(map(repr, validations.bests(session, 1).values())) == ["2.0", "nan", "1.0", "nan", "1.0"]
 
@@ -125,7 +122,7 @@ def test_columns_equal_those_computed_anew(scratch: Engine, runs: Any, reports: 
     batches += [(run, None, row) for run, row in reports]
     random.Random(seed).shuffle(batches)
     with Session(scratch) as session:
-        trial = add_trial(session, "loss")
+        trial = add_search(session, "loss")
         for run, rank, rows in batches:
             if rank is not None:
                 ingest.insert_journal(session, trial, run, rank, rows)
