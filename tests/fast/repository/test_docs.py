@@ -109,6 +109,22 @@ def test_map_rooms_exist() -> None:
     assert all(f"\n{target}:" in pages.page("Makefile") for target in re.findall(r"`make ([\w-]+)`", text))
 
 
+def test_architecture_names_what_exists() -> None:
+    text = pages.page("docs/architecture.md")
+    paths = re.findall(r"`(det_core/[\w/]+(?:\.py|/))`", text)
+    assert len(paths) >= 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    rows = re.findall(r"^\| (?:\d+ \| )?(.*) \| (.*) \|$", text, re.M)
+    named = re.findall(r"`(\w+)\(\)` in\s`([\w/]+\.py)`", text)
+    module = ""
+    for functions, where in rows:
+        modules = re.findall(r"`([\w/]+\.py)`", where)
+        module = modules[0] if modules else module
+        named += [(function, module) for function in re.findall(r"`(\w+)\(\)`", functions) if module]
+    assert len(named) >= 25
+    assert [(name, path) for name, path in named if f"def {name}(" not in (ROOT / path).read_text()] == []
+
+
 def test_protocol_has_every_section_that_the_source_cites() -> None:
     sections = set(re.findall(r"^#+ ([0-9]+(?:\.[0-9]+)?)\.? ", pages.page("docs/protocol.md"), re.M))
     sources = [*ROOT.glob("det_core/**/*.py"), *ROOT.glob("launchers/**/*.py")]
