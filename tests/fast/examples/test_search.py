@@ -58,7 +58,7 @@ def person(home: Path, tmp_path: Path) -> Iterator[Person]:
 
 
 def test_a_small_search_climbs_the_rungs(person: Person, home: Path) -> None:
-    """Its scripts start warm; ``tests/trainings/test_quickstart_frameworks.py`` has a search of cold ones."""
+    """Its scripts start warm; ``tests/fast/cli/test_cli_embedded.py`` has a search of cold ones."""
     (person.folder / "project").mkdir()
     (person.folder / "project" / "small.py").write_text(SCRIPT)
     (person.folder / "small.yaml").write_text(CONFIG.replace("python", warm.python(warm.HERE)))
