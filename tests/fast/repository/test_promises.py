@@ -37,7 +37,8 @@ def _exists(name: str) -> bool:
 @cache
 def _functions(path: Path) -> set[str]:
     """Return the functions of a file and of its classes."""
-    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
 
 
 def test_every_page_has_its_promises() -> None:

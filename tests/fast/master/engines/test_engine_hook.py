@@ -50,37 +50,29 @@ def test_hook_exports_files_and_packages_stay_in_their_run(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", "import importlib.util as u; assert not u.find_spec('brought')"], check=True)
 
 
-def test_hook_that_fails_ends_the_run_with_its_status(tmp_path: Path) -> None:
+async def test_hook_that_fails_ends_the_run_with_its_status(tmp_path: Path) -> None:
     context = tmp_path / "context.tgz"
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            for name, hook in {"exit": "echo why >&2; exit 5", "last": "echo why >&2; (exit 5)"}.items():
-                archive(context, {"startup-hook.sh": hook})
-                await bench.engine.launch(spec(name, "echo script", context=context))
-                exit = await bench.end_of(name)
-                assert (exit.status, exit.cause) == (5, Cause.NONE)
-                assert exit.last_lines == ("why", "startup-hook.sh exited with status 5")
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        for name, hook in {"exit": "echo why >&2; exit 5", "last": "echo why >&2; (exit 5)"}.items():
+            archive(context, {"startup-hook.sh": hook})
+            await bench.engine.launch(spec(name, "echo script", context=context))
+            exit = await bench.end_of(name)
+            assert (exit.status, exit.cause) == (5, Cause.NONE)
+            assert exit.last_lines == ("why", "startup-hook.sh exited with status 5")
 
 
-def test_hook_is_ended_by_a_kill(tmp_path: Path) -> None:
+async def test_hook_is_ended_by_a_kill(tmp_path: Path) -> None:
     context = tmp_path / "context.tgz"
     archive(context, {"startup-hook.sh": "echo in the hook; sleep 1000"})
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            await bench.engine.launch(spec("a", "echo script", context=context))
-            await bench.line_of("a", "in the hook")
-            await bench.engine.kill(key("a"))
-            assert (await bench.end_of("a")).cause is Cause.CANCELLED
-            assert "script" not in texts(bench, key("a"))
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        await bench.engine.launch(spec("a", "echo script", context=context))
+        await bench.line_of("a", "in the hook")
+        await bench.engine.kill(key("a"))
+        assert (await bench.end_of("a")).cause is Cause.CANCELLED
+        assert "script" not in texts(bench, key("a"))
 
 
-def test_hook_has_a_pip_that_installs_into_its_run(tmp_path: Path) -> None:
+async def test_hook_has_a_pip_that_installs_into_its_run(tmp_path: Path) -> None:
     context = tmp_path / "context.tgz"
     hook = (
         "which pip; pip install -q --no-index --no-build-isolation ./mine && python -c 'import mine; print(mine.HERE)'"
@@ -88,13 +80,9 @@ def test_hook_has_a_pip_that_installs_into_its_run(tmp_path: Path) -> None:
     setup = "from setuptools import setup; setup(name='mine', version='1', py_modules=['mine'])"
     files = {"startup-hook.sh": hook, "mine/setup.py": setup, "mine/mine.py": "HERE = __file__"}
     archive(context, files)
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            await bench.engine.launch(spec("a", "true", context=context))
-            exit = await bench.end_of("a")
-            assert exit.status == 0, exit
-            which, *_, where = texts(bench, key("a"))
-            assert which.startswith(str(tmp_path)) and where.startswith(str(tmp_path))
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        await bench.engine.launch(spec("a", "true", context=context))
+        exit = await bench.end_of("a")
+        assert exit.status == 0, exit
+        which, *_, where = texts(bench, key("a"))
+        assert which.startswith(str(tmp_path)) and where.startswith(str(tmp_path))

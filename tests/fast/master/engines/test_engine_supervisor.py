@@ -44,7 +44,7 @@ LEAVES = (
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, watched: bool) -> None:
+async def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, watched: bool) -> None:
     pids = tmp_path / "pids"
 
     async def kill(bench: Bench) -> None:
@@ -60,140 +60,109 @@ def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, watched: boo
         assert "supervisor was killed" in exit.detail
         assert not [pid for pid in numbers(pids) if alive(pid)]
 
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            await kill(bench)
-            if watched:
-                await check(bench)
-        if not watched:
-            async with Local().bench(tmp_path, known={key("a"): None}) as second:
-                await check(second)
-                assert texts(second, key("a")) == ["ready"]
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        await kill(bench)
+        if watched:
+            await check(bench)
+    if not watched:
+        async with Local().bench(tmp_path, known={key("a"): None}) as second:
+            await check(second)
+            assert texts(second, key("a")) == ["ready"]
 
 
-def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_watch, "OVERDUE", 0.5)
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            found = await running(bench, tmp_path)
-            suspend(found["supervisor"])
-            await bench.engine.kill(key("a"))
-            exit = await bench.end_of("a")
-            assert exit.cause is Cause.CANCELLED
-            assert not [pid for pid in found.values() if alive(pid)]
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        found = await running(bench, tmp_path)
+        suspend(found["supervisor"])
+        await bench.engine.kill(key("a"))
+        exit = await bench.end_of("a")
+        assert exit.cause is Cause.CANCELLED
+        assert not [pid for pid in found.values() if alive(pid)]
 
 
-def test_signals_to_the_supervisor_do_not_end_it(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            found = await running(bench, tmp_path, f"echo ready; trap 'echo got it; exit 9' TERM; {FOREVER}")
-            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                os.kill(found["supervisor"], signum)
-            await asyncio.sleep(0.2)
-            await bench.engine.kill(key("a"))  # the script gets SIGTERM first, and its trap works
-            exit = await bench.end_of("a")
-            assert (exit.status, exit.cause) == (9, Cause.CANCELLED)
-            assert "got it" in texts(bench, key("a"))
-
-    run(work())
+async def test_signals_to_the_supervisor_do_not_end_it(tmp_path: Path) -> None:
+    async with Local().bench(tmp_path) as bench:
+        found = await running(bench, tmp_path, f"echo ready; trap 'echo got it; exit 9' TERM; {FOREVER}")
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(found["supervisor"], signum)
+        await asyncio.sleep(0.2)
+        await bench.engine.kill(key("a"))  # the script gets SIGTERM first, and its trap works
+        exit = await bench.end_of("a")
+        assert (exit.status, exit.cause) == (9, Cause.CANCELLED)
+        assert "got it" in texts(bench, key("a"))
 
 
-def test_processes_that_multiply_are_ended(tmp_path: Path) -> None:
+async def test_processes_that_multiply_are_ended(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     more = f"[ $(wc -l < {pids}) -lt 50 ] && sh $0 & sleep 0.02"
     (tmp_path / "grow.sh").write_text(f"echo $$ >> {pids}; trap '' TERM; for i in 1 2 3; do {more}; done; sleep 1000")
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            await bench.engine.launch(spec("a", f"exec sh {tmp_path}/grow.sh"))
-            await until(lambda: len(numbers(pids)) > 20)
-            await bench.engine.kill(key("a"))
-            assert (await bench.end_of("a")).cause is Cause.CANCELLED
-            await asyncio.sleep(0.1)
-            assert not [pid for pid in numbers(pids) if alive(pid)]
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        await bench.engine.launch(spec("a", f"exec sh {tmp_path}/grow.sh"))
+        await until(lambda: len(numbers(pids)) > 20)
+        await bench.engine.kill(key("a"))
+        assert (await bench.end_of("a")).cause is Cause.CANCELLED
+        await asyncio.sleep(0.1)
+        assert not [pid for pid in numbers(pids) if alive(pid)]
 
 
-def test_output_of_a_script_that_execs_and_of_its_children_is_kept(tmp_path: Path) -> None:
+async def test_output_of_a_script_that_execs_and_of_its_children_is_kept(tmp_path: Path) -> None:
     script = "echo first; (sleep 0.2; echo late) & exec sh -c 'echo second; wait; sleep 0.4; echo last'"
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            await bench.engine.launch(spec("a", script))
-            assert (await bench.end_of("a")).status == 0
-            assert texts(bench, key("a")) == ["first", "second", "late", "last"]
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        await bench.engine.launch(spec("a", script))
+        assert (await bench.end_of("a")).status == 0
+        assert texts(bench, key("a")) == ["first", "second", "late", "last"]
 
 
 @pytest.mark.skipif(not may_unshare(), reason="no mount namespace may be made here")
-def test_each_trial_finds_its_own_files_at_the_fixed_path(tmp_path: Path) -> None:
+async def test_each_trial_finds_its_own_files_at_the_fixed_path(tmp_path: Path) -> None:
     show = "import json, os; print(json.load(open('/run/determined/info/cluster.json'))['allocation_id'], os.getuid());"
     show += "print(sorted(set(os.listdir('/run')) - {'determined'}) == " + repr(sorted(os.listdir("/run"))) + ");"
     show += "print(os.path.realpath('/run/determined/workdir') == os.getcwd())"
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            for name in ("a", "b"):
-                await bench.engine.launch(replace(spec(name), command=["python", "-c", show]))
-            for name in ("a", "b"):
-                exit = await bench.end_of(name)
-                assert exit.status == 0, exit.last_lines
-                assert texts(bench, key(name)) == [f"{key(name)} {os.getuid()}", "True", "True"]
-        assert not Path("/run/determined").exists()
-        async with Local(appear=False).bench(tmp_path / "off") as bench:
-            await bench.engine.launch(spec("a", "ls /run/determined/info"))
-            assert (await bench.end_of("a")).status != 0
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        for name in ("a", "b"):
+            await bench.engine.launch(replace(spec(name), command=["python", "-c", show]))
+        for name in ("a", "b"):
+            exit = await bench.end_of(name)
+            assert exit.status == 0, exit.last_lines
+            assert texts(bench, key(name)) == [f"{key(name)} {os.getuid()}", "True", "True"]
+    assert not Path("/run/determined").exists()
+    async with Local(appear=False).bench(tmp_path / "off") as bench:
+        await bench.engine.launch(spec("a", "ls /run/determined/info"))
+        assert (await bench.end_of("a")).status != 0
 
 
-def test_two_allocations_have_ports_of_their_own(tmp_path: Path) -> None:
+async def test_two_allocations_have_ports_of_their_own(tmp_path: Path) -> None:
     script = "echo $DTRAIN_SSH_PORT $INTER_TRAIN_PROCESS_COMM_PORT_1 $INTER_TRAIN_PROCESS_COMM_PORT_2 $C10D_PORT"
     script += "; sleep 0.5"
-
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            await bench.engine.launch(spec("a", script))
-            async with Local().bench(tmp_path, known={key("a"): None}) as second:
-                await second.engine.launch(spec("b", script))
-                await second.end_of("a"), await second.end_of("b")
-                a, b = (texts(second, key(name))[0].split() for name in ("a", "b"))
-                assert len({*a, *b}) == 8
-
-    run(work())
+    async with Local().bench(tmp_path) as bench:
+        await bench.engine.launch(spec("a", script))
+        async with Local().bench(tmp_path, known={key("a"): None}) as second:
+            await second.engine.launch(spec("b", script))
+            await second.end_of("a"), await second.end_of("b")
+            a, b = (texts(second, key(name))[0].split() for name in ("a", "b"))
+            assert len({*a, *b}) == 8
 
 
-def test_a_launch_that_a_death_cut_short_is_lost(tmp_path: Path) -> None:
+async def test_a_launch_that_a_death_cut_short_is_lost(tmp_path: Path) -> None:
     folder_of(tmp_path, "a").create(spec("a"), 0)
-
-    async def work() -> None:
-        async with Local().bench(tmp_path, known={key("a"): None}) as bench:
-            assert (await bench.end_of("a")).cause is Cause.NOT_STARTED
-
-    run(work())
+    async with Local().bench(tmp_path, known={key("a"): None}) as bench:
+        assert (await bench.end_of("a")).cause is Cause.NOT_STARTED
 
 
-def test_what_cannot_be_written_is_told_as_an_end(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with Local().bench(tmp_path) as bench:
-            (tmp_path / "home" / "master").mkdir(parents=True)
-            (tmp_path / "home" / "master" / "allocations").write_text("in the way")
-            await bench.engine.launch(spec("a"))
-            exit = await bench.end_of("a")
-            assert exit.cause is Cause.NOT_STARTED
-            assert str(tmp_path) in exit.detail
-            await bench.engine.forget(key("a"))
-            await bench.engine.launch(spec("a"))
-            (tmp_path / "home" / "master" / "allocations").unlink()
-
-    run(work())
+async def test_what_cannot_be_written_is_told_as_an_end(tmp_path: Path) -> None:
+    async with Local().bench(tmp_path) as bench:
+        (tmp_path / "home" / "master").mkdir(parents=True)
+        (tmp_path / "home" / "master" / "allocations").write_text("in the way")
+        await bench.engine.launch(spec("a"))
+        exit = await bench.end_of("a")
+        assert exit.cause is Cause.NOT_STARTED
+        assert str(tmp_path) in exit.detail
+        await bench.engine.forget(key("a"))
+        await bench.engine.launch(spec("a"))
+        (tmp_path / "home" / "master" / "allocations").unlink()
 
 
 def test_the_supervisor_costs_little_to_start() -> None:

@@ -41,69 +41,56 @@ async def one(b: Bench) -> str:
     return b.engine.running[0]
 
 
-def test_the_word_to_stop_wakes_every_poll_at_once_and_stays_said(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, deaf) as b:
-            allocation = await one(b)
-            assert await _preemption.poll(b.service, allocation, 0) is False
-            assert await _preemption.poll(b.service, allocation, 0.01) is False
-            polls = [asyncio.create_task(_preemption.poll(b.service, allocation, 60)) for _ in range(1000)]
-            await asyncio.sleep(0)
-            before = time.process_time()
-            await asyncio.sleep(0.5)
-            assert time.process_time() - before < 0.25, "polls that wait cost nothing"
-            await _steering.pause(b.service, 1)
-            assert await asyncio.wait_for(asyncio.gather(*polls), 5) == [True] * 1000
-            assert await _preemption.poll(b.service, allocation, 0) is True
-
-    asyncio.run(main())
+async def test_the_word_to_stop_wakes_every_poll_at_once_and_stays_said(tmp_path: Path) -> None:
+    async with bench(tmp_path, deaf) as b:
+        allocation = await one(b)
+        assert await _preemption.poll(b.service, allocation, 0) is False
+        assert await _preemption.poll(b.service, allocation, 0.01) is False
+        polls = [asyncio.create_task(_preemption.poll(b.service, allocation, 60)) for _ in range(1000)]
+        await asyncio.sleep(0)
+        before = time.process_time()
+        await asyncio.sleep(0.5)
+        assert time.process_time() - before < 0.25, "polls that wait cost nothing"
+        await _steering.pause(b.service, 1)
+        assert await asyncio.wait_for(asyncio.gather(*polls), 5) == [True] * 1000
+        assert await _preemption.poll(b.service, allocation, 0) is True
 
 
-def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_preemption, "UNKNOWN_PAUSE", 0.05)
-
-    async def main() -> None:
-        async with bench(tmp_path, deaf) as b:
-            allocation = await one(b)
-            poll = asyncio.create_task(_preemption.poll(b.service, allocation, 60))
-            await asyncio.sleep(0.05)
-            await _steering.kill(b.service, 1)
-            assert await poll is True
-            await b.ended(1)
-            assert await _preemption.poll(b.service, allocation, 60) is False
-            with pytest.raises(Fenced):
-                await _preemption.rendezvous(b.service, allocation)
-            before = time.monotonic()
-            with pytest.raises(NotFound):
-                await _preemption.poll(b.service, "1.nobody.1", 60)
-            assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
-
-    asyncio.run(main())
+    async with bench(tmp_path, deaf) as b:
+        allocation = await one(b)
+        poll = asyncio.create_task(_preemption.poll(b.service, allocation, 60))
+        await asyncio.sleep(0.05)
+        await _steering.kill(b.service, 1)
+        assert await poll is True
+        await b.ended(1)
+        assert await _preemption.poll(b.service, allocation, 60) is False
+        with pytest.raises(Fenced):
+            await _preemption.rendezvous(b.service, allocation)
+        before = time.monotonic()
+        with pytest.raises(NotFound):
+            await _preemption.poll(b.service, "1.nobody.1", 60)
+        assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
 
 
-def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, deaf, slots=2) as b:
-            allocation = await one(b)
-            assert await _preemption.rendezvous(b.service, allocation) == {
-                "addresses": ["127.0.0.1"],
-                "rank": 0,
-                "slots": [1],
-            }
-
-    asyncio.run(main())
+async def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
+    async with bench(tmp_path, deaf, slots=2) as b:
+        allocation = await one(b)
+        assert await _preemption.rendezvous(b.service, allocation) == {
+            "addresses": ["127.0.0.1"],
+            "rank": 0,
+            "slots": [1],
+        }
 
 
-def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, obedient) as b:
-            allocation = await one(b)
-            await _preemption.pending(b.service, allocation)
-            assert await b.ended(1) == "COMPLETED"
-            (trial,) = await trials_of(b.service, 1)
-            assert (trial.trial_run_id, trial.restarts) == (2, 0)
-
-    asyncio.run(main())
+async def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
+    async with bench(tmp_path, obedient) as b:
+        allocation = await one(b)
+        await _preemption.pending(b.service, allocation)
+        assert await b.ended(1) == "COMPLETED"
+        (trial,) = await trials_of(b.service, 1)
+        assert (trial.trial_run_id, trial.restarts) == (2, 0)
 
 
 async def dies(b: Bench) -> None:
@@ -111,69 +98,57 @@ async def dies(b: Bench) -> None:
     await b.revive()
 
 
-def test_the_next_master_adopts_what_runs(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, deaf) as b:
-            allocation = await one(b)
-            view = await _queries.trial(b.service, 1)
-            assert (view.state, view.allocation_id) == ("RUNNING", allocation)
-            token = b.engine.launched[0].session_token
-            await dies(b)
-            assert b.engine.running == [allocation] and len(b.engine.launched) == 1
-            assert (await _access.identify(b.service, token) or {})["allocation_id"] == allocation
-            assert (await _queries.trial(b.service, 1)).state == "RUNNING"
-            assert (_queries.master(b.service))["slots_in_use"] == [0]
-            await _steering.kill(b.service, 1)
-            assert await b.ended(1) == "CANCELED"
-
-    asyncio.run(main())
+async def test_the_next_master_adopts_what_runs(tmp_path: Path) -> None:
+    async with bench(tmp_path, deaf) as b:
+        allocation = await one(b)
+        view = await _queries.trial(b.service, 1)
+        assert (view.state, view.allocation_id) == ("RUNNING", allocation)
+        token = b.engine.launched[0].session_token
+        await dies(b)
+        assert b.engine.running == [allocation] and len(b.engine.launched) == 1
+        assert (await _access.identify(b.service, token) or {})["allocation_id"] == allocation
+        assert (await _queries.trial(b.service, 1)).state == "RUNNING"
+        assert (_queries.master(b.service))["slots_in_use"] == [0]
+        await _steering.kill(b.service, 1)
+        assert await b.ended(1) == "CANCELED"
 
 
-def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, deaf) as b:
-            number = await b.create(SINGLE, preemption_timeout=50)
-            await b.until(lambda: b.engine.running)
-            allocation = b.engine.running[0]
-            await _steering.pause(b.service, number)
-            await asyncio.sleep(0.05)
-            await dies(b)
-            assert await _preemption.poll(b.service, allocation, 60) is True
-            await b.until(lambda: b.engine.graces[allocation] < 50)
-            assert 40 < b.engine.graces[allocation] < 50
-            assert (await _queries.experiment(b.service, number)).state == "PAUSED"
-
-    asyncio.run(main())
+async def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_path: Path) -> None:
+    async with bench(tmp_path, deaf) as b:
+        number = await b.create(SINGLE, preemption_timeout=50)
+        await b.until(lambda: b.engine.running)
+        allocation = b.engine.running[0]
+        await _steering.pause(b.service, number)
+        await asyncio.sleep(0.05)
+        await dies(b)
+        assert await _preemption.poll(b.service, allocation, 60) is True
+        await b.until(lambda: b.engine.graces[allocation] < 50)
+        assert 40 < b.engine.graces[allocation] < 50
+        assert (await _queries.experiment(b.service, number)).state == "PAUSED"
 
 
-def test_who_gave_up_is_killed_by_the_next_master(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, deaf, early_exit_grace=0.3) as b:
-            await one(b)
-            await _operations.give_up(b.service, 1, "INVALID_HP")
-            await dies(b)
-            assert await b.ended(1) in ("CANCELED", "COMPLETED", "ERROR")
-            assert (await _queries.trial(b.service, 1)).state == "CANCELED"
-
-    asyncio.run(main())
+async def test_who_gave_up_is_killed_by_the_next_master(tmp_path: Path) -> None:
+    async with bench(tmp_path, deaf, early_exit_grace=0.3) as b:
+        await one(b)
+        await _operations.give_up(b.service, 1, "INVALID_HP")
+        await dies(b)
+        assert await b.ended(1) in ("CANCELED", "COMPLETED", "ERROR")
+        assert (await _queries.trial(b.service, 1)).state == "CANCELED"
 
 
-def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, obedient) as b:
-            allocation = await one(b)
-            b.dying.dead.set()
-            await b.die()
-            b.engine.kill_process(allocation)
-            await b.start()
-            assert await b.ended(1) == "COMPLETED"
-            assert (await _queries.trial(b.service, 1)).restarts == 1
-
-    asyncio.run(main())
+async def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Path) -> None:
+    async with bench(tmp_path, obedient) as b:
+        allocation = await one(b)
+        b.dying.dead.set()
+        await b.die()
+        b.engine.kill_process(allocation)
+        await b.start()
+        assert await b.ended(1) == "COMPLETED"
+        assert (await _queries.trial(b.service, 1)).restarts == 1
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool) -> None:
+async def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool) -> None:
     """Promote a trial without operations before it has acknowledged that it exits, which another master records."""
     told, promoted = asyncio.Event(), asyncio.Event()
 
@@ -194,27 +169,21 @@ def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool)
         await trial.acknowledge()
         return 0
 
-    async def main() -> None:
-        async with bench(tmp_path, script, slots=2) as b:
-            number = await b.create(ASHA, max_restarts=0)
-            await told.wait()
-            await dies(b)
-            assert await b.ended(number) == "COMPLETED"
-            assert [(t.state, t.restarts) for t in await trials_of(b.service, number)] == [("COMPLETED", 0)] * 2
-            assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
-
-    asyncio.run(main())
+    async with bench(tmp_path, script, slots=2) as b:
+        number = await b.create(ASHA, max_restarts=0)
+        await told.wait()
+        await dies(b)
+        assert await b.ended(number) == "COMPLETED"
+        assert [(t.state, t.restarts) for t in await trials_of(b.service, number)] == [("COMPLETED", 0)] * 2
+        assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
 
 
-def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with bench(tmp_path, deaf) as b:
-            content = bytes(1_000_000)
-            digest = await b.store.write(lambda conn: contexts.put(conn, content))
-            files = await asyncio.gather(*(open_context(b.service, digest) for _ in range(20)))
-            for file in files:
-                with file:
-                    assert file.read() == content
-            assert [p.name for p in (tmp_path / "master" / "contexts").iterdir()] == [f"{digest}.tgz"]
-
-    asyncio.run(check())
+async def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None:
+    async with bench(tmp_path, deaf) as b:
+        content = bytes(1_000_000)
+        digest = await b.store.write(lambda conn: contexts.put(conn, content))
+        files = await asyncio.gather(*(open_context(b.service, digest) for _ in range(20)))
+        for file in files:
+            with file:
+                assert file.read() == content
+        assert [p.name for p in (tmp_path / "master" / "contexts").iterdir()] == [f"{digest}.tgz"]

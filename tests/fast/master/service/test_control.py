@@ -6,7 +6,6 @@ import asyncio
 import errno
 import shutil
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,10 @@ from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
 from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _searches, _steering
 from det_core.master.service._retention import due
-from support.mastered import Bench, bench, checkpoints_of, config_of, experiments_of, train, trials_of
+from support.mastered import bench, checkpoints_of, config_of, experiments_of, train, trials_of
 from support.scripted_trials import Script, Trial
 
 SINGLE = {"name": "single", "max_length": 2}
-
-
-def with_bench(
-    folder: Path, script: Script, check: Callable[[Bench], Awaitable[None]], slots: int = 1, **settings: Any
-) -> None:
-    async def main() -> None:
-        async with bench(folder, script, slots, **settings) as b:
-            await check(b)
-
-    asyncio.run(main())
 
 
 async def fails_first(trial: Trial) -> int:
@@ -38,8 +27,8 @@ async def fails_first(trial: Trial) -> int:
     return 1 if trial.spec.trial_run_id == 1 else await train(trial)
 
 
-def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
         number = await b.create({"name": "random", "max_length": 3, "max_trials": 4, "max_concurrent_trials": 2})
         await b.until(lambda: len(b.engine.launched) > 1)
         await _steering.cancel(b.service, number)
@@ -52,14 +41,12 @@ def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
         with pytest.raises(WrongState, match="complete"):
             await _continue.continue_experiment(b.service, number)
 
-    with_bench(tmp_path, train, check)
 
-
-def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
+async def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         return await (fails_first if trial.spec.trial_id == 1 else train)(trial)
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create({"name": "random", "max_length": 2, "max_trials": 2}, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
         assert [t.state for t in await trials_of(b.service, number)] == ["ERROR", "COMPLETED"]
@@ -69,8 +56,6 @@ def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
         assert await b.ended(number) == "COMPLETED"
         assert [t.state for t in await trials_of(b.service, number)] == ["COMPLETED", "COMPLETED"]
         await b.check_replay(number)
-
-    with_bench(tmp_path, script, check)
 
 
 def keeping(folder: Path) -> Script:
@@ -94,10 +79,9 @@ def stored(folder: Path) -> int:
     return sum(not path.name.startswith(".") for path in folder.iterdir())
 
 
-def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> None:
+async def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, keeping(folder)) as b:
         number = await b.create(
             {"name": "random", "max_length": 2, "max_trials": 2},
             checkpoint_storage={
@@ -133,11 +117,11 @@ def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> N
         with pytest.raises(NotFound):
             await _queries.experiment(b.service, number)
 
-    with_bench(tmp_path, keeping(folder), check)
-
 
 @pytest.mark.parametrize(("best", "trial_best"), [(1, 0), (0, 1)])
-def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(tmp_path: Path, best: int, trial_best: int) -> None:
+async def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(
+    tmp_path: Path, best: int, trial_best: int
+) -> None:
     folder = tmp_path / "store"
 
     async def script(trial: Trial) -> int:
@@ -150,7 +134,7 @@ def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(tmp_path: Path,
         await trial.acknowledge()
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         place = {"type": "directory", "container_path": str(folder)}
         counts = {"save_experiment_best": best, "save_trial_best": trial_best, "save_trial_latest": 0}
         search = {"name": "random", "max_length": 2, "max_trials": 2}
@@ -167,13 +151,10 @@ def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(tmp_path: Path,
         assert before is not None and after is not None
         assert (before.uuid, before.trial_id, before.steps_completed) == (after.uuid, 1, 3)
 
-    with_bench(tmp_path, script, check)
 
-
-def test_retention_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
+async def test_retention_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, keeping(folder)) as b:
         place = {"type": "directory", "container_path": str(folder)}
         number = await b.create(SINGLE, checkpoint_storage={**place, **config_of({})["checkpoint_storage"]})
         b.service.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
@@ -184,10 +165,8 @@ def test_retention_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
         while stored(folder):
             await asyncio.sleep(0.01)
 
-    with_bench(tmp_path, keeping(folder), check)
 
-
-def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
+async def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "store"
@@ -195,7 +174,7 @@ def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
     def refuse(self: Any, *_: Any) -> dict[str, int]:
         raise OSError("the disk is read-only")
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, keeping(folder)) as b:
         place = {"type": "directory", "container_path": str(folder), "save_trial_latest": 9}
         number = await b.create(SINGLE, checkpoint_storage=place)
         assert await b.ended(number) == "COMPLETED"
@@ -209,10 +188,8 @@ def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
         while await experiments_of(b.service):
             await asyncio.sleep(0.01)
 
-    with_bench(tmp_path, keeping(folder), check)
 
-
-def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_trials(
+async def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One trial's script names a storage of its own. What other experiments have there stays."""
@@ -235,7 +212,7 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
     def refuse(self: Any, *_: Any) -> None:
         raise StorageError(errno.EACCES, "the storage is read-only")
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script, slots=1, cluster_id="mine") as b:
         place = {"type": "directory", "container_path": str(configured)}
         search = {"name": "random", "max_length": 2, "max_trials": 2}
         first, second = [await b.create(search, checkpoint_storage=place) for _ in range(2)]
@@ -254,11 +231,9 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
         found = {path for root in (configured, chosen) for path in root.rglob("events")}
         assert found == {event_file(configured, second, trial) for trial in (3, 4)}
 
-    with_bench(tmp_path, script, check, slots=1, cluster_id="mine")
 
-
-def test_delete_beside_continue_does_one_of_them(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_delete_beside_continue_does_one_of_them(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
         s = b.service
         delete = _retention.delete_experiment
         go_on = _continue.continue_experiment
@@ -271,11 +246,9 @@ def test_delete_beside_continue_does_one_of_them(tmp_path: Path) -> None:
             deleted = number not in [view.id for view in await experiments_of(s)]
             assert deleted or (await _queries.experiment(s, number)).state in ("DELETING", "ACTIVE", "COMPLETED")
 
-    with_bench(tmp_path, train, check)
 
-
-def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoint(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoint(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
         s = b.service
         source = await b.create(SINGLE, checkpoint_storage={"save_trial_latest": 1})
         assert await b.ended(source) == "COMPLETED"
@@ -293,11 +266,9 @@ def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoint(tmp
                 s, config_of({**SINGLE, "source_checkpoint_uuid": str(trial.latest_checkpoint)})
             )
 
-    with_bench(tmp_path, train, check)
-
 
 @pytest.mark.parametrize(("count", "stays"), [("save_trial_best", 3), ("save_trial_latest", 2)])
-def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path, count: str, stays: int) -> None:
+async def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path, count: str, stays: int) -> None:
     """The best, or the latest, was removed from the storage, unknown to the master: the one that exists stays."""
     folder = tmp_path / "store"
 
@@ -306,7 +277,7 @@ def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path,
         shutil.rmtree(folder / f"{trial.spec.task_id}-1-{2 if count == 'save_trial_best' else 3}")
         return status
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         place = {"type": "directory", "container_path": str(folder), "save_experiment_best": 0}
         keep = {"save_trial_best": 0, "save_trial_latest": 0, count: 1}
         number = await b.create(SINGLE, checkpoint_storage={**place, **keep})
@@ -317,11 +288,9 @@ def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path,
             await asyncio.sleep(0.01)
         assert [path.name[-2:] for path in folder.iterdir() if not path.name.startswith(".")] == [f"-{stays}"]
 
-    with_bench(tmp_path, script, check)
 
-
-def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
         s = b.service
         created = await _create.create_experiment(
             s, config_of(SINGLE, labels=["a"]), activate=False, external_id="mine"
@@ -350,11 +319,9 @@ def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         state = await _searches.state(s, number)
         assert (state["progress"], state["trials_requested"], state["trials_closed"]) == (1.0, 1, 1)
 
-    with_bench(tmp_path, train, check)
 
-
-def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
         wrong = config_of({"name": "single", "max_length": -1, "metrik": "x"}, max_restarts=-1, slots=3)
         with pytest.raises(Invalid) as refused:
             await _create.create_experiment(b.service, wrong)
@@ -367,10 +334,8 @@ def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
         assert created["experiment"].id == 0
         assert await experiments_of(b.service) == []
 
-    with_bench(tmp_path, train, check)
 
-
-def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path: Path) -> None:
+async def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path: Path) -> None:
     saved = asyncio.Event()
 
     async def slow(trial: Trial) -> int:
@@ -379,7 +344,7 @@ def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path:
         await trial.acknowledge()
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, slow) as b:
         number = await b.create(SINGLE, preemption_timeout=600)
         await b.until(lambda: b.engine.running)
         assert (await _queries.experiment(b.service, number)).stopping_trials == 0
@@ -394,5 +359,3 @@ def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path:
             await asyncio.sleep(0.001)
         view = await _queries.experiment(b.service, number)
         assert (view.stopping_trials, view.stop_by_time, trial.stop_by_time) == (0, None, None)
-
-    with_bench(tmp_path, slow, check)

@@ -120,19 +120,16 @@ async def check_alive(b: Bench) -> None:
 
 
 @pytest.mark.parametrize("door", ["shipped", "left behind"])
-def test_record_with_a_key_missing_or_of_another_type_is_passed_over(tmp_path: Path, door: str) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, wait) as b:
-            for record in records():
-                for changed in damaged(record):
-                    trial = await running(b, BY_TIME if record["kind"] == "metrics" else BY_LENGTH)
-                    if door == "shipped":
-                        await ship(b.service, trial, [changed])
-                    else:
-                        await leave(b, trial, [changed])
-            await check_alive(b)
-
-    asyncio.run(main())
+async def test_record_with_a_key_missing_or_of_another_type_is_passed_over(tmp_path: Path, door: str) -> None:
+    async with bench(tmp_path, wait) as b:
+        for record in records():
+            for changed in damaged(record):
+                trial = await running(b, BY_TIME if record["kind"] == "metrics" else BY_LENGTH)
+                if door == "shipped":
+                    await ship(b.service, trial, [changed])
+                else:
+                    await leave(b, trial, [changed])
+        await check_alive(b)
 
 
 def flip_bits(tmp_path: Path, door: str, count: int) -> None:
@@ -173,68 +170,58 @@ def test_flipped_bits_of_a_journal_keep_nothing_from_ending(tmp_path: Path, door
     flip_bits(tmp_path, door, 100)
 
 
-def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_count(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, wait) as b:
-            trial = await running(b, BY_LENGTH)
-            good = records()
-            bad = {**good[1], "group": "trai.ing", "seq": 99}
-            await leave(b, trial, [good[0], bad, {"damaged": "{half a li"}, good[2]])
-            assert [
-                row.metrics
-                for row in await _queries.MetricsReader(b.service.store, [trial.spec.trial_id], "training").read(1000)
-            ]
-            log = [line["log"] for line in (await _logs.page_of_trial(b.service, trial.spec.trial_id))["lines"]]
-            assert len(log) == 2 and "trai.ing" in log[0] and "batch_metrics" in log[0], "its bytes are kept"
-            assert "{half a li" in log[1]
-
-    asyncio.run(main())
+async def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_count(tmp_path: Path) -> None:
+    async with bench(tmp_path, wait) as b:
+        trial = await running(b, BY_LENGTH)
+        good = records()
+        bad = {**good[1], "group": "trai.ing", "seq": 99}
+        await leave(b, trial, [good[0], bad, {"damaged": "{half a li"}, good[2]])
+        assert [
+            row.metrics
+            for row in await _queries.MetricsReader(b.service.store, [trial.spec.trial_id], "training").read(1000)
+        ]
+        log = [line["log"] for line in (await _logs.page_of_trial(b.service, trial.spec.trial_id))["lines"]]
+        assert len(log) == 2 and "trai.ing" in log[0] and "batch_metrics" in log[0], "its bytes are kept"
+        assert "{half a li" in log[1]
 
 
-def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, wait) as b:
-            trial = await running(b, BY_LENGTH)
-            write = b.dying.write
+async def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -> None:
+    async with bench(tmp_path, wait) as b:
+        trial = await running(b, BY_LENGTH)
+        write = b.dying.write
 
-            async def failing(work: Any) -> Any:
-                raise StoreError("the disk is full")
+        async def failing(work: Any) -> Any:
+            raise StoreError("the disk is full")
 
-            for kind in ("metrics", "operation", "checkpoint"):
-                record = next(r for r in records() if r["kind"] == kind)
-                b.dying.write = failing  # type: ignore[method-assign]
-                with pytest.raises(Exception, match="disk is full"):
-                    await leave(b, trial, [record])
-                b.dying.write = write  # type: ignore[method-assign]
+        for kind in ("metrics", "operation", "checkpoint"):
+            record = next(r for r in records() if r["kind"] == kind)
+            b.dying.write = failing  # type: ignore[method-assign]
+            with pytest.raises(Exception, match="disk is full"):
                 await leave(b, trial, [record])
-            assert "ignoring" not in str(await _logs.page_of_trial(b.service, trial.spec.trial_id)), (
-                "nothing was passed over"
-            )
-            assert [c.uuid for c in await checkpoints_of(b.service, trial.spec.experiment_id)] == ["saved"]
+            b.dying.write = write  # type: ignore[method-assign]
+            await leave(b, trial, [record])
+        assert "ignoring" not in str(await _logs.page_of_trial(b.service, trial.spec.trial_id)), (
+            "nothing was passed over"
+        )
+        assert [c.uuid for c in await checkpoints_of(b.service, trial.spec.experiment_id)] == ["saved"]
 
-    asyncio.run(main())
 
-
-def test_loop_that_fails_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loop_that_fails_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_runner, "RETRY_INTERVAL", 0.01)
+    async with bench(tmp_path, wait) as b:
+        trial = await running(b, BY_LENGTH)
+        events = b.engine.events
+        calls = []
 
-    async def main() -> None:
-        async with bench(tmp_path, wait) as b:
-            trial = await running(b, BY_LENGTH)
-            events = b.engine.events
-            calls = []
+        async def failing_once() -> Any:
+            calls.append(1)
+            if len(calls) == 1:
+                raise ArithmeticError("a bug")
+            async for event in events():
+                yield event
 
-            async def failing_once() -> Any:
-                calls.append(1)
-                if len(calls) == 1:
-                    raise ArithmeticError("a bug")
-                async for event in events():
-                    yield event
-
-            monkeypatch.setattr(b.engine, "events", failing_once)
-            b.service.runner.watch()
-            await b.until(lambda: len(calls) == 2)
-            b.engine.kill_process(trial.spec.allocation_id)
-            await b.until(lambda: b.engine.running)
-
-    asyncio.run(main())
+        monkeypatch.setattr(b.engine, "events", failing_once)
+        b.service.runner.watch()
+        await b.until(lambda: len(calls) == 2)
+        b.engine.kill_process(trial.spec.allocation_id)
+        await b.until(lambda: b.engine.running)

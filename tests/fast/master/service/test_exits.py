@@ -6,7 +6,6 @@ The tables are in ``scheduler/test_exits.py``; the rows with real scripts in ``t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +21,25 @@ SINGLE = {"name": "single", "max_length": 4}
 ASHA = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 2}
 
 
-def with_bench(
-    folder: Path,
-    script: Callable[[Trial], Awaitable[int | None]],
-    check: Callable[[Bench], Awaitable[None]],
-    **more: Any,
-) -> None:
-    async def main() -> None:
-        async with bench(folder, script, **more) as b:
-            await check(b)
-
-    asyncio.run(main())
-
-
 async def only(b: Bench, number: int) -> TrialView:
     (view,) = await trials_of(b.service, number)
     return view
 
 
-def test_one_that_gave_up_and_lives_on_is_killed(tmp_path: Path) -> None:
+async def test_one_that_gave_up_and_lives_on_is_killed(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         await trial.early_exit()
         await asyncio.sleep(60)
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script, early_exit_grace=0.05) as b:
         number = await b.create(SINGLE)
         await b.ended(number)
         assert (await only(b, number)).state == "CANCELED"
 
-    with_bench(tmp_path, script, check, early_exit_grace=0.05)
-
 
 @pytest.mark.parametrize("searcher, restarts, state", [(SINGLE, 0, "ERROR"), (ASHA, 1, "COMPLETED")])
-def test_one_that_fails_after_its_last_operation_has_failed(
+async def test_one_that_fails_after_its_last_operation_has_failed(
     tmp_path: Path, searcher: dict[str, Any], restarts: int, state: str
 ) -> None:
     """One of a single search is in error; one that its search may promote is counted, parked, and asked for more."""
@@ -64,7 +48,7 @@ def test_one_that_fails_after_its_last_operation_has_failed(
         status = await train(trial)
         return 1 if trial.spec.trial_id == 1 and trial.spec.trial_run_id == 1 else status
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(searcher)
         await b.ended(number)
         first = (await trials_of(b.service, number))[0]
@@ -72,30 +56,26 @@ def test_one_that_fails_after_its_last_operation_has_failed(
         assert (first.error is None) == (state == "COMPLETED")
         assert first.operation_completed, "what it had completed counts"
 
-    with_bench(tmp_path, script, check)
 
-
-def test_one_of_invalid_hyperparameters_says_so(tmp_path: Path) -> None:
+async def test_one_of_invalid_hyperparameters_says_so(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         await trial.early_exit()
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(SINGLE)
         await b.ended(number)
         view = await only(b, number)
         assert view.state == "COMPLETED" and "raised InvalidHP" in str(view.error)
 
-    with_bench(tmp_path, script, check)
 
-
-def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: Path) -> None:
+async def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         if trial.spec.trial_run_id == 1:
             await asyncio.sleep(60)
         return await train(trial)
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script, slots=2) as b:
         number = await b.create({"name": "random", "max_length": 2, "max_trials": 2})
         await b.until(lambda: len(b.engine.running) == 2)
         first, second = b.engine.launched
@@ -106,10 +86,8 @@ def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: 
         assert (one.state, one.restarts) == ("COMPLETED", 1)
         assert (two.state, two.restarts) == ("CANCELED", 0)
 
-    with_bench(tmp_path, script, check, slots=2)
 
-
-def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
+async def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         if trial.spec.trial_run_id == 1 and trial.spec.experiment_id == 1:
             assert await trial.should_preempt(60)
@@ -117,7 +95,7 @@ def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
             return 0
         return await train(trial)
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         first, second = await b.create(SINGLE), await b.create(SINGLE)
         await b.until(lambda: b.engine.running)
         assert len(b.engine.launched) == 1
@@ -125,11 +103,9 @@ def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
         assert await b.ended(second) == "COMPLETED" and await b.ended(first) == "COMPLETED"
         assert [s.experiment_id for s in b.engine.launched] == [first, second, first]
 
-    with_bench(tmp_path, script, check)
-
 
 @pytest.mark.parametrize("early", [False, True])
-def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> None:
+async def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> None:
     """One that has nothing left to do says so and exits; the other one's end promotes it meanwhile, or just before."""
     done: dict[int, asyncio.Event] = {}
 
@@ -151,22 +127,20 @@ def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> N
         await trial.acknowledge()
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script, slots=2) as b:
         number = await b.create(ASHA, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
         assert [(t.state, t.restarts) for t in await trials_of(b.service, number)] == [("COMPLETED", 0)] * 2
         assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
 
-    with_bench(tmp_path, script, check, slots=2)
-
 
 @pytest.mark.parametrize("masters", [1, 9])
-def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> None:
+async def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> None:
     async def script(trial: Trial) -> int:
         await asyncio.sleep(60)
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(SINGLE, max_restarts=1)
         for run in range(1, 8):
             await b.until(lambda run=run: len(b.engine.launched) == run and b.engine.running)  # type: ignore[misc]
@@ -179,11 +153,9 @@ def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> 
         assert (await only(b, number)).restarts == 2
         assert len(b.engine.launched) == 7
 
-    with_bench(tmp_path, script, check)
 
-
-def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
         created = await _create.create_experiment(b.service, config_of(SINGLE, max_restarts=0), activate=False)
         number = created["experiment"].id
         await b.die()
@@ -201,10 +173,8 @@ def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tm
         assert spec.trial_run_id > 8
         assert (await only(b, number)).restarts == 0
 
-    with_bench(tmp_path, train, check)
 
-
-def test_one_that_gets_further_may_be_lost_as_often_as_it_is(tmp_path: Path) -> None:
+async def test_one_that_gets_further_may_be_lost_as_often_as_it_is(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         run = trial.spec.trial_run_id
         if run < 12:
@@ -214,15 +184,13 @@ def test_one_that_gets_further_may_be_lost_as_often_as_it_is(tmp_path: Path) -> 
             await asyncio.sleep(60)
         return await train(trial)
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create({**SINGLE, "max_length": 20}, max_restarts=0)
         assert await b.ended(number) == "COMPLETED"
         assert [s.steps_completed for s in b.engine.launched] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
 
-    with_bench(tmp_path, script, check)
 
-
-def test_time_limit_is_a_failure_unless_something_was_saved(tmp_path: Path) -> None:
+async def test_time_limit_is_a_failure_unless_something_was_saved(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         run = trial.spec.trial_run_id
         if run < 4:
@@ -231,15 +199,13 @@ def test_time_limit_is_a_failure_unless_something_was_saved(tmp_path: Path) -> N
         await asyncio.Event().wait()
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create({**SINGLE, "max_length": 20}, max_restarts=0)
         assert await b.ended(number) == "ERROR"
         assert [s.steps_completed for s in b.engine.launched] == [0, 1, 2, 3]
 
-    with_bench(tmp_path, script, check)
 
-
-def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None:
+async def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None:
     """Killed on its way out, when its search wants no more of it: complete. Killed when canceled: canceled."""
 
     async def script(trial: Trial) -> int:
@@ -250,7 +216,7 @@ def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None
         await asyncio.sleep(60)
         return 1
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(SINGLE, max_restarts=0)
         await b.until(lambda: any(a.preempt_time for a in b.service.live.allocations.values()))
         b.engine.kill_process(b.engine.running[0])
@@ -262,5 +228,3 @@ def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None
         await _steering.cancel(b.service, canceled)
         b.engine.kill_process(b.engine.running[0])
         assert await b.ended(canceled) == "CANCELED"
-
-    with_bench(tmp_path, script, check)

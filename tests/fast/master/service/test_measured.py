@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,6 @@ from support.scripted_trials import Script, Trial
 RANDOM = {"name": "random", "max_length": 2, "max_trials": 3}
 HALVING = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 2}
 NOBODY = "no validation has `loss`, the metric of the search; trials report: accuracy"
-
-
-def with_bench(folder: Path, script: Script, check: Callable[[Bench], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with bench(folder, script, 1) as b:
-            await check(b)
-
-    asyncio.run(main())
 
 
 def validating(name: str, *, completes: bool) -> Script:
@@ -50,39 +40,33 @@ async def lines(b: Bench, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("searcher", [RANDOM, HALVING])
-def test_a_search_that_nobody_told_anything_ends_in_error(tmp_path: Path, searcher: dict[str, Any]) -> None:
-    async def check(b: Bench) -> None:
+async def test_a_search_that_nobody_told_anything_ends_in_error(tmp_path: Path, searcher: dict[str, Any]) -> None:
+    async with bench(tmp_path, validating("accuracy", completes=False)) as b:
         number = await b.create(searcher)
         assert await b.ended(number) == "ERROR"
         assert (await _queries.experiment(b.service, number)).error == NOBODY
         assert await lines(b, number) == [NOBODY + "\n"], "once, and as soon as it is known"
 
-    with_bench(tmp_path, validating("accuracy", completes=False), check)
 
-
-def test_what_operations_are_completed_with_counts_but_says_nothing_of_the_best(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_what_operations_are_completed_with_counts_but_says_nothing_of_the_best(tmp_path: Path) -> None:
+    async with bench(tmp_path, validating("accuracy", completes=True)) as b:
         number = await b.create(HALVING)
         assert await b.ended(number) == "COMPLETED"
         view = await _queries.experiment(b.service, number)
         assert (view.remarks, view.best_trial_id, view.error) == ([NOBODY], None, None)
         assert await lines(b, number) == [NOBODY + "\n"]
 
-    with_bench(tmp_path, validating("accuracy", completes=True), check)
 
-
-def test_equal_metrics_of_different_hyperparameters_are_remarked(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_equal_metrics_of_different_hyperparameters_are_remarked(tmp_path: Path) -> None:
+    async with bench(tmp_path, validating("loss", completes=True)) as b:
         number = await b.create(RANDOM)
         assert await b.ended(number) == "COMPLETED"
         (remark,) = (await _queries.experiment(b.service, number)).remarks
         assert remark == "all 3 trials report the same `loss`: does the script use lr?"
         assert await lines(b, number) == []
 
-    with_bench(tmp_path, validating("loss", completes=True), check)
 
-
-def test_a_search_without_any_metrics_is_nobodys_mistake(tmp_path: Path) -> None:
+async def test_a_search_without_any_metrics_is_nobodys_mistake(tmp_path: Path) -> None:
     async def silent(_trial: Trial) -> int:
         return 0
 
@@ -90,14 +74,12 @@ def test_a_search_without_any_metrics_is_nobodys_mistake(tmp_path: Path) -> None
         await trial.early_exit()
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, silent) as b:
         number = await b.create(RANDOM)
         assert await b.ended(number) == "COMPLETED"
         b.engine.script = gives_up
         number = await b.create(HALVING)
         assert await b.ended(number) == "COMPLETED", "whoever gives up has nothing to report"
-
-    with_bench(tmp_path, silent, check)
 
 
 def test_a_metric_may_come_after_others_of_its_step() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -39,19 +39,6 @@ async def deaf(trial: Trial) -> int:
     return 0
 
 
-def with_bench(
-    folder: Path,
-    script: Callable[[Trial], Awaitable[int | None]],
-    check: Callable[[Bench], Awaitable[None]],
-    slots: int = 1,
-) -> None:
-    async def main() -> None:
-        async with bench(folder, script, slots) as b:
-            await check(b)
-
-    asyncio.run(main())
-
-
 async def running(b: Bench) -> Trial:
     """Return a running trial, to report for."""
     await b.create(SINGLE)
@@ -59,8 +46,8 @@ async def running(b: Bench) -> Trial:
     return Trial(b.engine.launched[0], b.engine)
 
 
-def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
+    async with bench(tmp_path, idle) as b:
         trial = await running(b)
         spec, s = trial.spec, b.service
         for _ in range(2):
@@ -75,11 +62,9 @@ def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
         assert len(await checkpoints_of(s, spec.experiment_id)) == 1
         assert await _reports.get_metadata(s, spec.trial_id) == {"a": 1}
 
-    with_bench(tmp_path, idle, check)
 
-
-def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path) -> None:
+    async with bench(tmp_path, deaf) as b:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         with pytest.raises(Conflict, match="length 3"):
@@ -95,14 +80,12 @@ def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path
         assert [e["kind"] for e, _ in kept["events"]].count("completed") == 1
         assert await _preemption.poll(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
 
-    with_bench(tmp_path, deaf, check)
 
-
-def test_a_zombie_is_refused(tmp_path: Path) -> None:
+async def test_a_zombie_is_refused(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         return 1 if trial.spec.trial_run_id == 1 else await idle(trial)
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(SINGLE)
         await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
         old, s = b.engine.launched[0], b.service
@@ -136,10 +119,8 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         with pytest.raises(NotFound):
             await _reports.report_metrics(s, 99, 1, "training", 1, {"loss": 1.0})
 
-    with_bench(tmp_path, script, check)
 
-
-def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path: Path) -> None:
+async def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         trial.record("metrics", group="validation", steps_completed=4, metrics={"loss": 0.25})
         body = {"storage_id": "saved", "metadata": {"steps_completed": 4}, "resources": {"f": 1}}
@@ -149,7 +130,7 @@ def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path:
         trial.record("out_of_operations", body={})
         return 137  # killed before any of it was sent
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(SINGLE)
         assert await b.ended(number) == "ERROR"  # the search has closed the trial, so that it does not run again
         (trial,) = await trials_of(b.service, number)
@@ -159,13 +140,11 @@ def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path:
         assert await _reports.get_metadata(b.service, trial.id) == {"note": "mine"}
         await b.check_replay(number)
 
-    with_bench(tmp_path, script, check)
 
-
-def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_latest_when_its_process_dies(
+async def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_latest_when_its_process_dies(
     tmp_path: Path,
 ) -> None:
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, deaf) as b:
         trial = await running(b)
         body = {"storage_id": "saved", "metadata": {"steps_completed": 3}, "resources": {"f": 7}}
         trial.record("checkpoint", body=body)
@@ -180,16 +159,14 @@ def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_latest
             trial.spec.allocation_id,
         )
 
-    with_bench(tmp_path, deaf, check)
 
-
-def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
+async def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         await trial.should_preempt(60)
         await trial.acknowledge()
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         await _reports.report_metrics(s, number, 1, "training", 1, {"loss": 1.0})
@@ -213,11 +190,9 @@ def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
         ]
         assert len(await _queries.MetricsReader(s.store, [number], "training", archived=True).read(100)) == 3
 
-    with_bench(tmp_path, script, check)
 
-
-def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
+    async with bench(tmp_path, idle) as b:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         await _operations.progress(s, number, 2.0)
@@ -245,10 +220,8 @@ def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
             await _reports.set_metadata(s, number, deep)
         assert await _reports.get_metadata(s, number) == {}
 
-    with_bench(tmp_path, idle, check)
 
-
-def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) -> None:
+async def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) -> None:
     searcher = {
         "name": "async_halving",
         "max_time": 4,
@@ -267,7 +240,7 @@ def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) -> None:
                 await trial.report("validation", epoch, loss=float(trial.spec.trial_id), epoch=epoch)
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(searcher)
         assert await b.ended(number) == "COMPLETED"
         kept = await b.record(number)
@@ -278,10 +251,8 @@ def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) -> None:
         assert {t["state"] for t in kept["trials"]} == {"COMPLETED"}
         await b.check_replay(number)
 
-    with_bench(tmp_path, script, check)
 
-
-def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_path: Path) -> None:
+async def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_path: Path) -> None:
     searcher = {"name": "async_halving", "max_time": 4, "time_metric": "epoch", "num_rungs": 2, "max_trials": 3}
 
     async def script(trial: Trial) -> int:
@@ -289,16 +260,14 @@ def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_path: 
         await asyncio.sleep(60)
         return 0
 
-    async def check(b: Bench) -> None:
+    async with bench(tmp_path, script) as b:
         number = await b.create(searcher)
         assert await b.ended(number) == "ERROR"
         assert "'epoch'" in str((await _queries.experiment(b.service, number)).error)
 
-    with_bench(tmp_path, script, check)
 
-
-def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
+    async with bench(tmp_path, idle) as b:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         line = {"task_id": trial.spec.task_id, "log": "hello\n", "timestamp": 1.0}
@@ -315,11 +284,9 @@ def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
         last = await _logs.page_of_trial(s, number, after=10**6, wait=30)
         assert last == {"lines": [], "ended": True}
 
-    with_bench(tmp_path, idle, check)
 
-
-def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
         number = await b.create({"name": "random", "max_length": 2, "max_trials": 3})
         with pytest.raises(NotFound):
             await _queries.best_validation(b.service, 99)
@@ -328,11 +295,9 @@ def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
         assert best is not None and best.best_validation is not None
         assert await _queries.best_validation(b.service, number) == best.best_validation.metric
 
-    with_bench(tmp_path, train, check)
 
-
-def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
+async def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:
+    async with bench(tmp_path, idle) as b:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         await trial.report("training", 1, loss=1.0)
@@ -348,5 +313,3 @@ def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:
         other = Trial(b.engine.launched[1], b.engine)
         await other.report("training", 10, loss=1.0)
         assert (await trials_of(s, epochs))[0].progress == 0.0, "its steps are not epochs"
-
-    with_bench(tmp_path, idle, check)

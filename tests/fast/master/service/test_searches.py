@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import tarfile
 from pathlib import Path
@@ -48,40 +47,34 @@ class Twice(SearchMethod):
 
 
 @pytest.mark.parametrize(("search", "slots"), list(zip(SEARCHES, (1, 2, 1, 2, 1, 2), strict=True)))
-def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> None:
+async def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> None:
     if search == "optuna":
         pytest.importorskip("optuna")  # here, as the replay would import it on the loop
 
-    async def main() -> None:
-        async with bench(tmp_path, train, slots) as b:
-            number = await b.create(SEARCHES[search])
-            assert await b.ended(number) == "COMPLETED"
-            await b.check_replay(number)
-            found = await trials_of(b.service, number)
-            assert {t.state for t in found} == {"COMPLETED"}
-            assert len(found) == SEARCHES[search].get("max_trials", 1)
-            assert b.engine.most == min(slots, len(found))
-            best = await _queries.best_trial(b.service, number)
-            assert best is not None and best.best_validation is not None
-            lowest = min(t.best_validation.metric for t in found if t.best_validation)
-            assert best.best_validation.metric == lowest
-            view = await _queries.experiment(b.service, number)
-            assert view.progress == 1.0
-            assert not b.service.live.experiments and not b.service.live.trials
-
-    asyncio.run(main())
+    async with bench(tmp_path, train, slots) as b:
+        number = await b.create(SEARCHES[search])
+        assert await b.ended(number) == "COMPLETED"
+        await b.check_replay(number)
+        found = await trials_of(b.service, number)
+        assert {t.state for t in found} == {"COMPLETED"}
+        assert len(found) == SEARCHES[search].get("max_trials", 1)
+        assert b.engine.most == min(slots, len(found))
+        best = await _queries.best_trial(b.service, number)
+        assert best is not None and best.best_validation is not None
+        lowest = min(t.best_validation.metric for t in found if t.best_validation)
+        assert best.best_validation.metric == lowest
+        view = await _queries.experiment(b.service, number)
+        assert view.progress == 1.0
+        assert not b.service.live.experiments and not b.service.live.trials
 
 
-def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train, 2) as b:
-            axes = {"lr": {"type": "categorical", "vals": [0.1, 0.2, 0.3]}, "b": {"type": "const", "val": 1}}
-            number = await b.create({"name": "grid", "max_length": 1}, hyperparameters=axes)
-            assert await b.ended(number) == "COMPLETED"
-            found = [t.hparams for t in await trials_of(b.service, number)]
-            assert found == [{"b": 1, "lr": lr} for lr in (0.3, 0.2, 0.1)]
-
-    asyncio.run(main())
+async def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
+    async with bench(tmp_path, train, 2) as b:
+        axes = {"lr": {"type": "categorical", "vals": [0.1, 0.2, 0.3]}, "b": {"type": "const", "val": 1}}
+        number = await b.create({"name": "grid", "max_length": 1}, hyperparameters=axes)
+        assert await b.ended(number) == "COMPLETED"
+        found = [t.hparams for t in await trials_of(b.service, number)]
+        assert found == [{"b": 1, "lr": lr} for lr in (0.3, 0.2, 0.1)]
 
 
 def packed(folder: Path) -> bytes:
@@ -95,56 +88,47 @@ def packed(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["well", "badly"])
-def test_a_method_of_the_users_own(tmp_path: Path, how: str) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            searcher = {"name": "custom", "class": "twice:Twice", "how": how}
-            created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path))
-            number = created["experiment"].id
-            await b.until(lambda: b.engine.launched)
-            b.dying.dead.set()
-            await b.revive()
-            if how == "badly":
-                assert await b.ended(number) == "ERROR"
-                assert "no idea" in str((await _queries.experiment(b.service, number)).error)
-                return
-            assert await b.ended(number) == "COMPLETED"
-            (trial,) = await trials_of(b.service, number)
-            assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
-            assert await _searches.context(b.service, number)
-
-    asyncio.run(main())
-
-
-def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            searcher = {"name": "custom", "class": "twice:Twice", "how": "well"}
-            created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path), activate=False)
-            other = await b.create(SEARCHES["single"])
-            (folder,) = (tmp_path / "master" / "searchers").iterdir()
-            (folder / "twice.py").write_text("import nothing_of_that_name")
-            b.dying.dead.set()
-            await b.revive()
-            number = created["experiment"].id
+async def test_a_method_of_the_users_own(tmp_path: Path, how: str) -> None:
+    async with bench(tmp_path, train) as b:
+        searcher = {"name": "custom", "class": "twice:Twice", "how": how}
+        created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path))
+        number = created["experiment"].id
+        await b.until(lambda: b.engine.launched)
+        b.dying.dead.set()
+        await b.revive()
+        if how == "badly":
             assert await b.ended(number) == "ERROR"
-            assert "nothing_of_that_name" in str((await _queries.experiment(b.service, number)).error)
-            assert await b.ended(other) == "COMPLETED"
+            assert "no idea" in str((await _queries.experiment(b.service, number)).error)
+            return
+        assert await b.ended(number) == "COMPLETED"
+        (trial,) = await trials_of(b.service, number)
+        assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
+        assert await _searches.context(b.service, number)
 
-    asyncio.run(main())
+
+async def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        searcher = {"name": "custom", "class": "twice:Twice", "how": "well"}
+        created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path), activate=False)
+        other = await b.create(SEARCHES["single"])
+        (folder,) = (tmp_path / "master" / "searchers").iterdir()
+        (folder / "twice.py").write_text("import nothing_of_that_name")
+        b.dying.dead.set()
+        await b.revive()
+        number = created["experiment"].id
+        assert await b.ended(number) == "ERROR"
+        assert "nothing_of_that_name" in str((await _queries.experiment(b.service, number)).error)
+        assert await b.ended(other) == "COMPLETED"
 
 
-def test_a_search_is_recovered_from_its_record(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            number = await b.create(SEARCHES["asha"])
-            for count in (2, 5, 8):
-                await b.until(lambda count=count: len(b.engine.launched) >= count)
-                b.dying.dead.set()
-                await b.revive()
-            assert await b.ended(number) == "COMPLETED"
-            await b.check_replay(number)
-            state = await _searches.state(b.service, number)
-            assert [len(r["entries"]) for r in state["rungs"][0]["rungs"]] == [9, 3, 1]
-
-    asyncio.run(main())
+async def test_a_search_is_recovered_from_its_record(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        number = await b.create(SEARCHES["asha"])
+        for count in (2, 5, 8):
+            await b.until(lambda count=count: len(b.engine.launched) >= count)
+            b.dying.dead.set()
+            await b.revive()
+        assert await b.ended(number) == "COMPLETED"
+        await b.check_replay(number)
+        state = await _searches.state(b.service, number)
+        assert [len(r["entries"]) for r in state["rungs"][0]["rungs"]] == [9, 3, 1]

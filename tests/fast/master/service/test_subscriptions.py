@@ -37,50 +37,41 @@ def test_since_tells_reader_that_is_too_far_behind_to_read_anew() -> None:
     assert changes.since(Cursor(late.start, late.number + 100)) is None
 
 
-def test_wait_returns_at_once_for_change_since_cursor() -> None:
-    async def main() -> None:
-        changes = Subscriptions(max_topics=1)
+async def test_wait_returns_at_once_for_change_since_cursor() -> None:
+    changes = Subscriptions(max_topics=1)
+    cursor = changes.cursor
+    changes.publish("a")
+    assert await changes.wait("a", cursor, 60)
+    assert not await changes.wait("b", cursor, 0)
+    assert not await changes.wait("a", changes.cursor, 0.01)
+    changes.publish("b")  # "a" is no longer kept
+    assert await changes.wait("a", cursor, 60), "from a cursor that is too old, everything has changed"
+
+
+async def test_publish_wakes_those_who_wait_for_topic_and_for_any() -> None:
+    changes = Subscriptions()
+    waits = [asyncio.create_task(changes.wait(topic, changes.cursor, 60)) for topic in ("a", "b", ANY)]
+    await asyncio.sleep(0)
+    changes.publish("a")
+    assert [await waits[0], await waits[2]] == [True, True]
+    assert not waits[1].done()
+    changes.close()
+    assert await waits[1] is False
+    assert not await changes.wait("b", changes.cursor, 60), "nobody waits for a master that stops"
+
+
+async def test_steps_of_an_experiment_are_published_after_they_are_recorded(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        changes = b.service.subscriptions
         cursor = changes.cursor
-        changes.publish("a")
-        assert await changes.wait("a", cursor, 60)
-        assert not await changes.wait("b", cursor, 0)
-        assert not await changes.wait("a", changes.cursor, 0.01)
-        changes.publish("b")  # "a" is no longer kept
-        assert await changes.wait("a", cursor, 60), "from a cursor that is too old, everything has changed"
-
-    asyncio.run(main())
-
-
-def test_publish_wakes_those_who_wait_for_topic_and_for_any() -> None:
-    async def main() -> None:
-        changes = Subscriptions()
-        waits = [asyncio.create_task(changes.wait(topic, changes.cursor, 60)) for topic in ("a", "b", ANY)]
-        await asyncio.sleep(0)
-        changes.publish("a")
-        assert [await waits[0], await waits[2]] == [True, True]
-        assert not waits[1].done()
-        changes.close()
-        assert await waits[1] is False
-        assert not await changes.wait("b", changes.cursor, 60), "nobody waits for a master that stops"
-
-    asyncio.run(main())
-
-
-def test_steps_of_an_experiment_are_published_after_they_are_recorded(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            changes = b.service.subscriptions
-            cursor = changes.cursor
-            number = await b.create(SINGLE)
-            assert await b.ended(number) == "COMPLETED"
-            (trial,) = await trials_of(b.service, number)
-            changed = changes.since(cursor)
-            assert changed is not None
-            expected = {("experiment", number), ("trial", trial.id), ("metrics", trial.id)}
-            assert expected <= set(changed)
-            cursor = changes.cursor
-            await _steering.archive(b.service, number)
-            changed = changes.since(cursor)  # with its trial, whose checkpoints are removed meanwhile
-            assert changed is not None and ("experiment", number) in changed
-
-    asyncio.run(main())
+        number = await b.create(SINGLE)
+        assert await b.ended(number) == "COMPLETED"
+        (trial,) = await trials_of(b.service, number)
+        changed = changes.since(cursor)
+        assert changed is not None
+        expected = {("experiment", number), ("trial", trial.id), ("metrics", trial.id)}
+        assert expected <= set(changed)
+        cursor = changes.cursor
+        await _steering.archive(b.service, number)
+        changed = changes.since(cursor)  # with its trial, whose checkpoints are removed meanwhile
+        assert changed is not None and ("experiment", number) in changed

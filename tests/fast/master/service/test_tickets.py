@@ -40,81 +40,66 @@ async def state(b: Bench) -> str:
     return (await _queries.trial(b.service, 1)).state
 
 
-def test_ticket_is_json_without_files_of_the_master_or_credentials(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            ticket = await held(b, Pool(1), checkpoint_storage={"type": "s3", "bucket": "b"})
-            text = ticket.to_json()
-            assert Ticket.from_json(text) == ticket
-            assert str(tmp_path) not in text
-            assert set(json.loads(text)) == set(Ticket.__dataclass_fields__)
-            granted = await claim(b, ticket)
-            assert granted.token not in text and granted.session_token not in text
-
-    asyncio.run(main())
+async def test_ticket_is_json_without_files_of_the_master_or_credentials(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        ticket = await held(b, Pool(1), checkpoint_storage={"type": "s3", "bucket": "b"})
+        text = ticket.to_json()
+        assert Ticket.from_json(text) == ticket
+        assert str(tmp_path) not in text
+        assert set(json.loads(text)) == set(Ticket.__dataclass_fields__)
+        granted = await claim(b, ticket)
+        assert granted.token not in text and granted.session_token not in text
 
 
-def test_node_is_claimed_by_one_runner_with_the_code(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            ticket = await held(b, Pool(2, slots_per_node=1), resources={"slots_per_trial": 2})
-            assert ticket.nodes == 2
-            for node, code in ((0, "wrong"), (2, ticket.code), (-1, ticket.code)):
-                with pytest.raises(Forbidden):
-                    await claim(b, ticket, node, code=code)
-            first = await claim(b, ticket)
-            assert await state(b) == "STARTING"
-            await b.die()
-            await b.start()
-            with pytest.raises(Conflict):
-                await claim(b, ticket, runner="b")
-            again = await claim(b, ticket)
-            assert first != again, "a repeat gets credentials of its own"
-            assert await _access.identify(b.service, first.session_token) is not None
-            await claim(b, ticket, 1, "b")
-            assert await state(b) == "RUNNING"
-            await b.die()
-            await b.start()
-            assert await state(b) == "RUNNING"
-
-    asyncio.run(main())
+async def test_node_is_claimed_by_one_runner_with_the_code(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        ticket = await held(b, Pool(2, slots_per_node=1), resources={"slots_per_trial": 2})
+        assert ticket.nodes == 2
+        for node, code in ((0, "wrong"), (2, ticket.code), (-1, ticket.code)):
+            with pytest.raises(Forbidden):
+                await claim(b, ticket, node, code=code)
+        first = await claim(b, ticket)
+        assert await state(b) == "STARTING"
+        await b.die()
+        await b.start()
+        with pytest.raises(Conflict):
+            await claim(b, ticket, runner="b")
+        again = await claim(b, ticket)
+        assert first != again, "a repeat gets credentials of its own"
+        assert await _access.identify(b.service, first.session_token) is not None
+        await claim(b, ticket, 1, "b")
+        assert await state(b) == "RUNNING"
+        await b.die()
+        await b.start()
+        assert await state(b) == "RUNNING"
 
 
-def test_token_of_a_runner_is_not_the_scripts(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            ticket = await held(b, Pool(1))
-            granted = await claim(b, ticket)
-            deliver = partial(_tickets.deliver, b.service, ticket.allocation_id)
-            assert await deliver(0, granted.token, "log/0.supervisor.0", b"line\n") == 5
-            for node, token in ((0, granted.session_token), (1, granted.token), (1, ""), (0, "")):
-                with pytest.raises(Forbidden):
-                    await deliver(node, token, "log/0.supervisor.0", b"other\n", offset=5)
-            folder = tmp_path / "master" / "allocations" / ticket.allocation_id
-            assert (folder / "log" / "0.supervisor.0").read_bytes() == b"line\n"
-            assert await _access.identify(b.service, granted.token) is None
-
-    asyncio.run(main())
+async def test_token_of_a_runner_is_not_the_scripts(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        ticket = await held(b, Pool(1))
+        granted = await claim(b, ticket)
+        deliver = partial(_tickets.deliver, b.service, ticket.allocation_id)
+        assert await deliver(0, granted.token, "log/0.supervisor.0", b"line\n") == 5
+        for node, token in ((0, granted.session_token), (1, granted.token), (1, ""), (0, "")):
+            with pytest.raises(Forbidden):
+                await deliver(node, token, "log/0.supervisor.0", b"other\n", offset=5)
+        folder = tmp_path / "master" / "allocations" / ticket.allocation_id
+        assert (folder / "log" / "0.supervisor.0").read_bytes() == b"line\n"
+        assert await _access.identify(b.service, granted.token) is None
 
 
-def test_allocation_that_is_not_ready_is_killed_and_never_claimed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            ticket = await held(b, Pool(1))
-            await _steering.pause(b.service, 1)
-            with pytest.raises(Fenced):
-                await claim(b, ticket)
-            assert b.service.live.allocations[ticket.allocation_id].kill_time is not None
-
-    asyncio.run(main())
+async def test_allocation_that_is_not_ready_is_killed_and_never_claimed(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        ticket = await held(b, Pool(1))
+        await _steering.pause(b.service, 1)
+        with pytest.raises(Fenced):
+            await claim(b, ticket)
+        assert b.service.live.allocations[ticket.allocation_id].kill_time is not None
 
 
-def test_allocation_that_has_ended_is_not_claimed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            number = (await _create.create_experiment(b.service, json.dumps(config_of(SINGLE))))["experiment"].id
-            assert await b.ended(number) == "COMPLETED"
-            with pytest.raises(Fenced):
-                await claim(b, b.engine.launched[0])
-
-    asyncio.run(main())
+async def test_allocation_that_has_ended_is_not_claimed(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        number = (await _create.create_experiment(b.service, json.dumps(config_of(SINGLE))))["experiment"].id
+        assert await b.ended(number) == "COMPLETED"
+        with pytest.raises(Fenced):
+            await claim(b, b.engine.launched[0])

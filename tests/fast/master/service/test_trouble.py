@@ -44,21 +44,18 @@ class Refusing:
         return await self._write(work)
 
 
-def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            number = (await _create.create_experiment(b.service, b_config(), activate=False))["experiment"].id
-            Refusing(b.dying, 1)
-            with pytest.raises(StoreError, match="disk is full"):  # answered 503: clients ask again
-                await _steering.activate(b.service, number)
-            assert (await _queries.experiment(b.service, number)).state == "PAUSED"
-            await asyncio.sleep(0.05)
-            assert not b.engine.launched, "nothing was done that was not kept"
+async def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        number = (await _create.create_experiment(b.service, b_config(), activate=False))["experiment"].id
+        Refusing(b.dying, 1)
+        with pytest.raises(StoreError, match="disk is full"):  # answered 503: clients ask again
             await _steering.activate(b.service, number)
-            assert await b.ended(number) == "COMPLETED"
-            await b.check_replay(number)
-
-    asyncio.run(main())
+        assert (await _queries.experiment(b.service, number)).state == "PAUSED"
+        await asyncio.sleep(0.05)
+        assert not b.engine.launched, "nothing was done that was not kept"
+        await _steering.activate(b.service, number)
+        assert await b.ended(number) == "COMPLETED"
+        await b.check_replay(number)
 
 
 def b_config() -> dict[str, Any]:
@@ -67,104 +64,91 @@ def b_config() -> dict[str, Any]:
     return config_of(SINGLE)
 
 
-def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            actor = b.service.actor
+async def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        actor = b.service.actor
 
-            def breaks(session: Session) -> None:
-                raise ArithmeticError("a broken write")
+        def breaks(session: Session) -> None:
+            raise ArithmeticError("a broken write")
 
-            bad = asyncio.create_task(actor.do(lambda tx: tx.write(breaks)))
-            good = [asyncio.create_task(_create.create_experiment(b.service, b_config())) for _ in range(3)]
-            with pytest.raises(MasterError, match="a broken write"):
-                await bad
-            numbers = [(await g)["experiment"].id for g in good]
-            assert len(set(numbers)) == 3
-            for number in numbers:
-                assert await b.ended(number) == "COMPLETED"
-                await b.check_replay(number)
-
-    asyncio.run(main())
-
-
-def test_effect_that_fails_leaves_what_was_decided(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            done: list[int] = []
-
-            def command(tx: _actor.Transaction) -> None:
-                tx.then(lambda: 1 // 0)
-                tx.then(done.append, 1)
-
-            creating = asyncio.create_task(b.create(SINGLE))
-            await b.until(lambda: b.service.live.experiments)  # while it is written, the next ones share a transaction
-            bad = asyncio.create_task(b.service.actor.do(command))
-            more = asyncio.create_task(b.create(SINGLE))
+        bad = asyncio.create_task(actor.do(lambda tx: tx.write(breaks)))
+        good = [asyncio.create_task(_create.create_experiment(b.service, b_config())) for _ in range(3)]
+        with pytest.raises(MasterError, match="a broken write"):
             await bad
-            numbers = [await creating, await more]
-            assert [view.id for view in await experiments_of(b.service)] == numbers
-            assert done == [1]
-            assert "ZeroDivisionError" in caplog.text
+        numbers = [(await g)["experiment"].id for g in good]
+        assert len(set(numbers)) == 3
+        for number in numbers:
+            assert await b.ended(number) == "COMPLETED"
+            await b.check_replay(number)
 
-    asyncio.run(main())
+
+async def test_effect_that_fails_leaves_what_was_decided(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with bench(tmp_path, train) as b:
+        done: list[int] = []
+
+        def command(tx: _actor.Transaction) -> None:
+            tx.then(lambda: 1 // 0)
+            tx.then(done.append, 1)
+
+        creating = asyncio.create_task(b.create(SINGLE))
+        await b.until(lambda: b.service.live.experiments)  # while it is written, the next ones share a transaction
+        bad = asyncio.create_task(b.service.actor.do(command))
+        more = asyncio.create_task(b.create(SINGLE))
+        await bad
+        numbers = [await creating, await more]
+        assert [view.id for view in await experiments_of(b.service)] == numbers
+        assert done == [1]
+        assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_end_that_could_not_be_recorded_is_recorded_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_end_that_could_not_be_recorded_is_recorded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_actor, "RETRY", 0.05)
 
-    async def main() -> None:
-        may_end = asyncio.Event()
+    may_end = asyncio.Event()
 
-        async def script(trial: Trial) -> int:
-            await may_end.wait()
-            return 0
+    async def script(trial: Trial) -> int:
+        await may_end.wait()
+        return 0
 
-        async with bench(tmp_path, script) as b:
-            number = await b.create(SINGLE)
-            await b.until(lambda: b.engine.running)
-            refusing = Refusing(b.dying, 3)
-            may_end.set()
-            assert await b.ended(number) == "COMPLETED"
-            assert refusing.left == 0
-
-    asyncio.run(main())
+    async with bench(tmp_path, script) as b:
+        number = await b.create(SINGLE)
+        await b.until(lambda: b.engine.running)
+        refusing = Refusing(b.dying, 3)
+        may_end.set()
+        assert await b.ended(number) == "COMPLETED"
+        assert refusing.left == 0
 
 
-def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            number = await b.create(SINGLE)
-            await b.ended(number)
-            await _retention.delete_experiment(b.service, number)
-            refusing = Refusing(b.dying, 1)
-            while True:
-                try:
-                    await _queries.experiment(b.service, number)
-                except NotFound:
-                    break
-                await asyncio.sleep(0.05)
-            assert refusing.left == 0
-
-    asyncio.run(main())
+async def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        number = await b.create(SINGLE)
+        await b.ended(number)
+        await _retention.delete_experiment(b.service, number)
+        refusing = Refusing(b.dying, 1)
+        while True:
+            try:
+                await _queries.experiment(b.service, number)
+            except NotFound:
+                break
+            await asyncio.sleep(0.05)
+        assert refusing.left == 0
 
 
-def test_deletion_of_a_checkpoint_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with bench(tmp_path, train) as b:
-            number = (await _create.create_experiment(b.service, b_config(), unmanaged=True))["experiment"].id
-            task = (await _unmanaged.create_trial(b.service, number, {})).task_id
-            await _checkpoints.register(b.service, "c", task, metadata={"steps_completed": 1}, resources={"f": 1})
-            refusing = Refusing(b.dying, 1)
-            await _retention.delete(b.service, ["c"])
-            while (await _checkpoints.get(b.service, "c")).state != "DELETED":
-                await asyncio.sleep(0.05)
-            assert refusing.left == 0
-
-    asyncio.run(main())
+async def test_deletion_of_a_checkpoint_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
+    async with bench(tmp_path, train) as b:
+        number = (await _create.create_experiment(b.service, b_config(), unmanaged=True))["experiment"].id
+        task = (await _unmanaged.create_trial(b.service, number, {})).task_id
+        await _checkpoints.register(b.service, "c", task, metadata={"steps_completed": 1}, resources={"f": 1})
+        refusing = Refusing(b.dying, 1)
+        await _retention.delete(b.service, ["c"])
+        while (await _checkpoints.get(b.service, "c")).state != "DELETED":
+            await asyncio.sleep(0.05)
+        assert refusing.left == 0
 
 
-def test_deletions_that_hang_hold_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletions_that_hang_hold_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     hanging: list[str] = []
 
@@ -174,35 +158,28 @@ def test_deletions_that_hang_hold_up_nothing_else(tmp_path: Path, monkeypatch: p
         return {}
 
     monkeypatch.setattr(_retention, "_delete", hang)
-
-    async def main() -> None:
-        async with bench(tmp_path, train, slots=8) as b:
-            for number in [await b.create(SINGLE) for _ in range(8)]:
-                await b.ended(number)  # its checkpoints are not to be kept
-            await b.until(lambda: len(hanging) >= 8)
-            assert await b.ended(await b.create(SINGLE)) == "COMPLETED"
-            go_on.set()
-
-    asyncio.run(main())
+    async with bench(tmp_path, train, slots=8) as b:
+        for number in [await b.create(SINGLE) for _ in range(8)]:
+            await b.ended(number)  # its checkpoints are not to be kept
+        await b.until(lambda: len(hanging) >= 8)
+        assert await b.ended(await b.create(SINGLE)) == "COMPLETED"
+        go_on.set()
 
 
-def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
+async def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         await asyncio.sleep(60)
         return 0
 
-    async def main() -> None:
-        async with bench(tmp_path, script) as b:
-            number = await b.create(SINGLE)
-            await b.until(lambda: b.engine.running)
-            poll = asyncio.create_task(_preemption.poll(b.service, b.engine.running[0], 60))
-            waiter = asyncio.create_task(_queries.wait(b.service, number, 60))
-            await asyncio.sleep(0.05)
-            await _lifecycle.stop(b.service)
-            assert await poll is False
-            assert (await waiter).state == "ACTIVE"
-            with pytest.raises(Stopping):
-                await _steering.pause(b.service, number)
-            assert b.engine.running, "trials go on"
-
-    asyncio.run(main())
+    async with bench(tmp_path, script) as b:
+        number = await b.create(SINGLE)
+        await b.until(lambda: b.engine.running)
+        poll = asyncio.create_task(_preemption.poll(b.service, b.engine.running[0], 60))
+        waiter = asyncio.create_task(_queries.wait(b.service, number, 60))
+        await asyncio.sleep(0.05)
+        await _lifecycle.stop(b.service)
+        assert await poll is False
+        assert (await waiter).state == "ACTIVE"
+        with pytest.raises(Stopping):
+            await _steering.pause(b.service, number)
+        assert b.engine.running, "trials go on"

@@ -34,21 +34,18 @@ def put(key: str, value: Any = 1) -> Any:
     return lambda session: key_values.put(session, key, value)
 
 
-def keys(store: Store, *names: str) -> list[Any]:
-    return asyncio.run(store.read(lambda session: [key_values.get(session, name) for name in names]))
+async def keys(store: Store, *names: str) -> list[Any]:
+    return await store.read(lambda session: [key_values.get(session, name) for name in names])
 
 
-def test_what_is_written_is_read(store: Store) -> None:
-    async def go() -> tuple[Any, Any]:
-        await store.write(put("a", {"b": [1, float("inf"), "é\0"]}))
-        return await store.read(lambda session: key_values.get(session, "a")), await store.write(
-            lambda session: "answer"
-        )
-
-    assert asyncio.run(go()) == ({"b": [1, float("inf"), "é\0"]}, "answer")
+async def test_what_is_written_is_read(store: Store) -> None:
+    value = {"b": [1, float("inf"), "é\0"]}
+    await store.write(put("a", value))
+    assert await keys(store, "a") == [value]
+    assert await store.write(lambda session: "answer") == "answer"
 
 
-def test_a_work_that_fails_harms_no_other(store: Store) -> None:
+async def test_a_work_that_fails_harms_no_other(store: Store) -> None:
     def fail(session: Session) -> None:
         key_values.put(session, "half", 1)
         raise LookupError("mine")
@@ -64,98 +61,80 @@ def test_a_work_that_fails_harms_no_other(store: Store) -> None:
     def stops(session: Session) -> None:
         raise StopIteration
 
-    async def go() -> list[Any]:
-        works = [put("a"), fail, put("b"), breaks, stops, put("c"), clashes] * 20
-        return await asyncio.gather(*(store.write(work) for work in works), return_exceptions=True)
-
-    results = asyncio.run(go())
+    works = [put("a"), fail, put("b"), breaks, stops, put("c"), clashes] * 20
+    results = await asyncio.gather(*(store.write(work) for work in works), return_exceptions=True)
     kinds = [type(result).__name__ for result in results[:7]]
     assert kinds == ["NoneType", "LookupError", "NoneType", kinds[3], "RuntimeError", "NoneType", "IntegrityError"]
     assert kinds[3] in ("OperationalError", "StoreError", "ProgrammingError")
-    assert keys(store, "a", "b", "c", "half") == [1, 1, 1, None]
+    assert await keys(store, "a", "b", "c", "half") == [1, 1, 1, None]
 
 
-def test_a_work_sees_what_those_before_it_wrote(store: Store) -> None:
+async def test_a_work_sees_what_those_before_it_wrote(store: Store) -> None:
     def count(session: Session) -> int:
         key_values.put(session, "n", key_values.get(session, "n", 0) + 1)
         return int(key_values.get(session, "n"))
 
-    async def go() -> list[int]:
-        return await asyncio.gather(*(store.write(count) for _ in range(300)))
-
-    assert asyncio.run(go()) == list(range(1, 301))
+    assert await asyncio.gather(*(store.write(count) for _ in range(300))) == list(range(1, 301))
 
 
-def test_a_read_sees_one_state_of_the_database(store: Store) -> None:
-    started, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_read_sees_one_state_of_the_database(store: Store) -> None:
+    started = asyncio.Event()
+    go_on = threading.Event()
+    loop = asyncio.get_running_loop()
 
-    async def go() -> tuple[Any, Any]:
-        loop = asyncio.get_running_loop()
+    def reads(session: Session) -> tuple[Any, Any]:
+        first = key_values.get(session, "a")
+        loop.call_soon_threadsafe(started.set)
+        go_on.wait()
+        return first, key_values.get(session, "a")
 
-        def reads(session: Session) -> tuple[Any, Any]:
-            first = key_values.get(session, "a")
-            loop.call_soon_threadsafe(started.set)
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
-            return first, key_values.get(session, "a")
-
-        await store.write(put("a", 1))
-        reading = asyncio.create_task(store.read(reads))
-        await started.wait()
-        await store.write(put("a", 2))
-        go_on.set()
-        return await reading
-
-    assert asyncio.run(go()) == (1, 1)
-    assert keys(store, "a") == [2]
+    await store.write(put("a", 1))
+    reading = asyncio.create_task(store.read(reads))
+    await started.wait()
+    await store.write(put("a", 2))
+    go_on.set()
+    assert await reading == (1, 1)
+    assert await keys(store, "a") == [2]
 
 
-def test_long_reads_of_series_block_no_other_read(store: Store) -> None:
+async def test_long_reads_of_series_block_no_other_read(store: Store) -> None:
     over = threading.Event()
 
-    async def go() -> None:
-        long = [asyncio.create_task(store.read_series(lambda session: over.wait())) for _ in range(6)]
-        await asyncio.sleep(0)
-        assert await asyncio.gather(*(store.read(lambda session: 1) for _ in range(20))) == [1] * 20
-        over.set()
-        assert await asyncio.gather(*long) == [True] * 6
-
-    asyncio.run(go())
+    long = [asyncio.create_task(store.read_series(lambda session: over.wait())) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert await asyncio.gather(*(store.read(lambda session: 1) for _ in range(20))) == [1] * 20
+    over.set()
+    assert await asyncio.gather(*long) == [True] * 6
 
 
-def test_readers_cannot_write(store: Store) -> None:
+async def test_readers_cannot_write(store: Store) -> None:
     with pytest.raises(StoreError, match=r"readonly|read-only"):
-        asyncio.run(store.read(put("a")))
+        await store.read(put("a"))
 
 
-def test_who_is_cancelled_leaves_the_others_alone(store: Store) -> None:
-    async def go() -> None:
-        asks = [asyncio.create_task(store.write(put(str(i)))) for i in range(50)]
-        await asyncio.sleep(0)
-        for ask in asks[::2]:
-            ask.cancel()
-        results = await asyncio.gather(*asks, return_exceptions=True)
-        assert results[1::2] == [None] * 25
-
-    asyncio.run(go())
-    assert keys(store, *map(str, range(50)))[1::2] == [1] * 25
+async def test_who_is_cancelled_leaves_the_others_alone(store: Store) -> None:
+    asks = [asyncio.create_task(store.write(put(str(i)))) for i in range(50)]
+    await asyncio.sleep(0)
+    for ask in asks[::2]:
+        ask.cancel()
+    results = await asyncio.gather(*asks, return_exceptions=True)
+    assert results[1::2] == [None] * 25
+    assert (await keys(store, *map(str, range(50))))[1::2] == [1] * 25
 
 
-def test_close_does_what_was_asked_for(url: str) -> None:
-    async def go() -> None:
-        store = Store.open(url)
-        asks = [asyncio.create_task(store.write(put(str(i)))) for i in range(200)]
-        await asyncio.sleep(0)
-        await store.close()
-        await store.close()
-        assert await asyncio.gather(*asks) == [None] * 200
-        with pytest.raises(StoreError, match="is closed"):
-            await store.write(put("late"))
-        with pytest.raises(StoreError, match="is closed"):
-            await store.read(lambda session: 1)
-
-    asyncio.run(go())
+async def test_close_does_what_was_asked_for(url: str) -> None:
+    store = Store.open(url)
+    asks = [asyncio.create_task(store.write(put(str(i)))) for i in range(200)]
+    await asyncio.sleep(0)
+    await store.close()
+    await store.close()
+    assert await asyncio.gather(*asks) == [None] * 200
+    with pytest.raises(StoreError, match="is closed"):
+        await store.write(put("late"))
+    with pytest.raises(StoreError, match="is closed"):
+        await store.read(lambda session: 1)
     again = Store.open(url)
-    assert keys(again, *map(str, range(200)), "late") == [1] * 200 + [None]
+    assert await keys(again, *map(str, range(200)), "late") == [1] * 200 + [None]
     again.close_now()
 
 
@@ -174,62 +153,57 @@ def test_a_second_master_is_refused_until_the_first_has_died(url: str, monkeypat
     Store.open(url).close_now()
 
 
-def test_a_full_disk_is_one_clear_error_and_ends_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_full_disk_is_one_clear_error_and_ends_when_there_is_room(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/master.db")
     most = 300  # pages, in whatever connection
 
     def limit(connection: Any, *_: Any) -> None:
         connection.execute(f"PRAGMA max_page_count = {most}")
 
-    async def go() -> None:
-        nonlocal most
-        await store.write(put("before"))
-        event.listen(store._writing, "begin", lambda session: limit(session.connection.driver_connection))
-        big = put("big", "x" * 10_000_000)
-        works = [put("one"), big, put("two"), big, put("three")]
-        results = await asyncio.gather(*map(store.write, works), return_exceptions=True)
-        assert results[0::2] == [None] * 3
-        for result in results[1::2]:
-            assert isinstance(result, StoreError)
-            assert "master.db: the disk is full; free space there" in str(result)
-        most = 1_000_000
-        await store.write(big)
-
-    asyncio.run(go())
-    assert keys(store, "before", "one", "two", "three") == [1] * 4
+    await store.write(put("before"))
+    event.listen(store._writing, "begin", lambda session: limit(session.connection.driver_connection))
+    big = put("big", "x" * 10_000_000)
+    works = [put("one"), big, put("two"), big, put("three")]
+    results = await asyncio.gather(*map(store.write, works), return_exceptions=True)
+    assert results[0::2] == [None] * 3
+    for result in results[1::2]:
+        assert isinstance(result, StoreError)
+        assert "master.db: the disk is full; free space there" in str(result)
+    most = 1_000_000
+    await store.write(big)
+    assert await keys(store, "before", "one", "two", "three") == [1] * 4
     store.close_now()
 
 
-def test_a_disk_that_refuses_to_write_is_one_clear_error(tmp_path: Path) -> None:
+async def test_a_disk_that_refuses_to_write_is_one_clear_error(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/master.db")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    async def go() -> None:
-        await store.write(put("before"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
-        try:
-            with pytest.raises(StoreError, match=r"master\.db: the disk (refuses to read or write|is full)"):
-                await store.write(put("big", "x" * 10_000_000))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        await store.write(put("after"))
-
-    asyncio.run(go())
-    assert keys(store, "before", "big", "after") == [1, None, 1]
+    await store.write(put("before"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+    try:
+        with pytest.raises(StoreError, match=r"master\.db: the disk (refuses to read or write|is full)"):
+            await store.write(put("big", "x" * 10_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    await store.write(put("after"))
+    assert await keys(store, "before", "big", "after") == [1, None, 1]
     store.close_now()
 
 
-def test_a_file_that_someone_else_locks_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_someone_else_locks_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("det_core.master.store._database.BUSY_MS", 50)
     store = Store.open(f"sqlite:///{tmp_path}/master.db")
     shell = sqlite3.connect(tmp_path / "master.db", isolation_level=None)
     shell.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreError, match="another program holds it locked"):
-        asyncio.run(store.write(put("a")))
+        await store.write(put("a"))
     shell.execute("ROLLBACK")
     shell.close()
-    asyncio.run(store.write(put("b")))
-    assert keys(store, "a", "b") == [None, 1]
+    await store.write(put("b"))
+    assert await keys(store, "a", "b") == [None, 1]
     store.close_now()
 
 
@@ -242,9 +216,9 @@ def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: bytes) -> No
     assert (tmp_path / "master.db").read_bytes() == content
 
 
-def test_a_file_damaged_while_it_is_open_is_one_clear_error(tmp_path: Path) -> None:
+async def test_a_file_damaged_while_it_is_open_is_one_clear_error(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/master.db")
-    asyncio.run(store.write(put("a", "x" * 100_000)))
+    await store.write(put("a", "x" * 100_000))
     store.close_now()
     size = (tmp_path / "master.db").stat().st_size
     with (tmp_path / "master.db").open("r+b") as f:
