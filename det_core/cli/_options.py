@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -188,10 +189,8 @@ def find_experiment(master: Master, name: int | str) -> Experiment:
     from det_core.errors import UnknownToMaster
 
     if name != LATEST:
-        try:
+        with _hint("`det-core experiment list` shows those there are"):
             return Experiment(master, master.get(f"experiments/{name}")["experiment"])
-        except UnknownToMaster as e:
-            raise UnknownToMaster(f"{e}; `det-core experiment list` shows those there are", e.status) from None
     newest = master.get("experiments", sortBy="SORT_BY_START_TIME", orderBy="ORDER_BY_DESC", limit=1)["experiments"]
     if not newest:
         raise UnknownToMaster(f"the master at {master.url} has no experiments yet", 404)
@@ -201,12 +200,21 @@ def find_experiment(master: Master, name: int | str) -> Experiment:
 def find_trial(master: Master, number: int) -> Trial:
     """Return the trial of this number."""
     from det_core.client._experiments import Trial
+
+    with _hint("`det-core trial list EXPERIMENT` shows those of one"):
+        # Without a summary, for which the master reads all its metrics.
+        return Trial(master, master.get(f"trials/{number}", summary=False)["trial"])
+
+
+@contextmanager
+def _hint(text: str) -> Iterator[None]:
+    """Add a hint to the error of a request for what the master does not have."""
     from det_core.errors import UnknownToMaster
 
     try:
-        return Trial(master, master.get(f"trials/{number}", summary=False)["trial"])
+        yield
     except UnknownToMaster as e:
-        raise UnknownToMaster(f"{e}; `det-core trial list EXPERIMENT` shows those of one", e.status) from None
+        raise UnknownToMaster(f"{e}; {text}", e.status) from None
 
 
 def command_for(*words: object) -> str:

@@ -368,7 +368,7 @@ def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]
 
 @command.command()
 @experiment_argument
-@click.option("--follow", "-f", is_flag=True, help="Watch it until it ends, and print the best trial.")
+@watch_option
 @json_option
 @on_master
 def logs(master: Master, experiment: int | str, follow: bool, as_json: bool) -> int:

@@ -129,35 +129,29 @@ def _resume_command(run: Run) -> str:
     return how_to_resume(run.run_id, shlex.join(run.argv))
 
 
-def _facts(run: Run) -> list[tuple[str, object]]:
+def _facts(run: Run) -> Iterator[tuple[str, object]]:
     from det_core.client._table import spread
 
-    resumed = {0: "never", 1: "once"}.get(run.restarts, f"{run.restarts} times")
-    facts: dict[str, object] = {}
+    yield "run", run.run_id
+    yield "name", run.name
+    yield "state", _state(run)
+    yield "because", run.detail or None
+    yield "started", when(run.created)
+    yield "resumed", {0: "never", 1: "once"}.get(run.restarts, f"{run.restarts} times")
+    yield "folder", run.path
+    yield from _start_facts(run)
     if run.state == "running":
-        facts["status"] = run.status  # of a run that has ended it is the last word before the end
+        yield "status", run.status  # of a run that has ended it is the last word before the end
     if run.progress is not None:
-        facts["progress"] = f"{run.progress:.0%}"
-    end: dict[str, object] = {}
-    if run.record.torn_lines:
-        end["torn lines"] = f"{run.record.torn_lines} (left by a crash or a full disk; skipped)"
+        yield "progress", f"{run.progress:.0%}"
+    yield from _settings(run, "hparams")
+    yield from _settings(run, "config")
+    for key, value in spread(run.metadata).items():
+        yield f"metadata.{key}", number(value)
+    if torn := run.record.torn_lines:
+        yield "torn lines", f"{torn} (left by a crash or a full disk; skipped)"
     if run.state not in ("running", "completed"):
-        end["to resume"] = _resume_command(run)
-    return [
-        ("run", run.run_id),
-        ("name", run.name),
-        ("state", _state(run)),
-        ("because", run.detail or None),
-        ("started", when(run.created)),
-        ("resumed", resumed),
-        ("folder", run.path),
-        *_start_facts(run),
-        *facts.items(),
-        *_settings(run, "hparams"),
-        *_settings(run, "config"),
-        *((f"metadata.{key}", number(value)) for key, value in spread(run.metadata).items()),
-        *end.items(),
-    ]
+        yield "to resume", _resume_command(run)
 
 
 def _state(run: Run) -> str:
