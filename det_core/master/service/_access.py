@@ -43,17 +43,17 @@ async def identify(hub: ServiceState, token: str) -> TokenView | None:
 
 def no_experiment(experiment_id: int) -> NotFound:
     """Return the error for an experiment that does not exist."""
-    return NotFound(f"there is no experiment {experiment_id}")
+    return NotFound(f"experiment {experiment_id} not found")
 
 
 def no_trial(trial_id: int) -> NotFound:
     """Return the error for a trial that does not exist."""
-    return NotFound(f"there is no trial {trial_id}")
+    return NotFound(f"trial {trial_id} not found")
 
 
 def no_task(task_id: str) -> NotFound:
     """Return the error for a task that does not exist."""
-    return NotFound(f"there is no task {task_id}")
+    return NotFound(f"task {task_id} not found")
 
 
 async def experiment_row(hub: ServiceState, experiment_id: int) -> models.Experiment:

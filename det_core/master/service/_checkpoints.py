@@ -59,7 +59,7 @@ async def register(
     def write(conn: Session) -> int:
         trial = trials.by_task_id(conn, task_id)
         if trial is None:
-            raise NotFound(f"checkpoint {uuid}: there is no trial of task {task_id}")
+            raise NotFound(f"checkpoint {uuid}: trial of task {task_id} not found")
         if storage_id is not None and conn.get(models.Storage, storage_id) is None:
             raise Invalid(f"checkpoint {uuid}: unknown storage {storage_id}")
         checkpoints.register(
@@ -197,7 +197,7 @@ async def patch(hub: ServiceState, remaining: Sequence[tuple[str, Mapping[str, i
 
 def no_checkpoint(uuid: str) -> NotFound:
     """Return the error for a checkpoint that does not exist."""
-    return NotFound(f"there is no checkpoint {uuid}")
+    return NotFound(f"checkpoint {uuid} not found")
 
 
 async def set_metadata(hub: ServiceState, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:

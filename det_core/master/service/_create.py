@@ -256,7 +256,7 @@ def _warm_start(conn: Session, spec: Experiment) -> str | None:
     if spec.source_checkpoint_uuid is not None:
         found = conn.get(models.Checkpoint, spec.source_checkpoint_uuid)
         if found is None:
-            raise NotFound(f"searcher.source_checkpoint_uuid: there is no checkpoint {spec.source_checkpoint_uuid}")
+            raise NotFound(f"searcher.source_checkpoint_uuid: checkpoint {spec.source_checkpoint_uuid} not found")
         if found.state != checkpoints.COMPLETED:
             raise Invalid(f"searcher.source_checkpoint_uuid: checkpoint {found.uuid} is {found.state}")
         return found.uuid
@@ -287,7 +287,7 @@ async def record(
         if external_id is not None and experiments.by_external_id(conn, external_id) is not None:
             raise Conflict(f"an experiment of the external id {external_id!r} stands already")
         if parent_id is not None and conn.get(models.Experiment, parent_id) is None:
-            raise NotFound(f"there is no experiment {parent_id} to derive one from")
+            raise NotFound(f"parent experiment {parent_id} not found")
 
     try:
         await hub.store.read(check)

@@ -52,7 +52,7 @@ async def know_allocation(hub: ServiceState, allocation_id: str) -> None:
     row = await hub.store.read(lambda conn: conn.get(models.Allocation, allocation_id))
     if row is None:
         await asyncio.sleep(UNKNOWN_PAUSE)
-        raise NotFound(f"there is no allocation {allocation_id}")
+        raise NotFound(f"allocation {allocation_id} not found")
 
 
 async def acknowledge(hub: ServiceState, allocation_id: str) -> None:

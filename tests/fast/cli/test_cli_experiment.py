@@ -161,7 +161,7 @@ def test_several_are_steered_and_waited_for_together(master: Running, command: C
     first, second = (command.json("e", "create", config, "--paused")["id"] for _ in "12")
     assert len(command("e", "cancel", first, 9999, second, status=1).splitlines()) == 2
     assert command.errors == (
-        "det-core: error: there is no experiment 9999; `det-core experiment list` shows those there are\n"
+        "det-core: error: experiment 9999 not found; `det-core experiment list` shows those there are\n"
     )
     assert len(command("e", "list", "--limit", "1").splitlines()) == 2
     assert re.fullmatch(r"det-core: \d+ older: --limit 0\n", command.errors)
@@ -254,8 +254,8 @@ def test_a_public_address_without_a_token_is_refused(home: Path, command: Comman
         ("e create {config} --slots 999", 2, "slots_per_trial is 999"),
         ("e describe three", 2, "'three' is not the number of an experiment; `det-core experiment list` shows them"),
         ("t logs 0", 2, "'0' is not the number of a trial"),
-        ("t logs 9999", 1, "there is no trial 9999"),
-        ("e pause 9999", 1, "there is no experiment 9999"),
+        ("t logs 9999", 1, "trial 9999 not found"),
+        ("e pause 9999", 1, "experiment 9999 not found"),
         ("e wait 1 --timeout soon", 2, "'soon' is not a number of seconds"),
         ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1 (--master): "),
         ("e list --master ftp://there", 1, "invalid master address 'ftp://there'"),

@@ -166,9 +166,9 @@ def test_what_cannot_be_is_an_error_of_its_kind(master: client.Master, tmp_path:
         client.create_experiment(tmp_path / "nothing.yaml", master=master)
     with pytest.raises(ValueError, match="directory not found"):
         client.create_experiment(CONFIG, tmp_path / "nothing", master=master)
-    with pytest.raises(UnknownToMaster, match="there is no experiment 9999"):
+    with pytest.raises(UnknownToMaster, match="experiment 9999 not found"):
         client.experiment(9999, master)
-    with pytest.raises(UnknownToMaster, match="there is no trial 9999"):
+    with pytest.raises(UnknownToMaster, match="trial 9999 not found"):
         client.trial(9999, master)
     experiment = client.create_experiment(CONFIG, activate=False, master=master)
     assert experiment.state == "PAUSED"
