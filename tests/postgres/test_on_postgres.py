@@ -25,6 +25,8 @@ def test_an_experiment_from_its_beginning_to_its_end(postgres_server: Postgres, 
         check_course(real, completed(real, number))
         halving = {"name": "adaptive_asha", "max_trials": 4, "max_length": 4, "divisor": 2, "max_concurrent_trials": 1}
         lr = {"type": "double", "minval": 0, "maxval": 1}
-        search = real.create(config(f"older.py {OURS} 0.37", store, halving, lr=lr), files())
-        assert real.until(search, "STATE_COMPLETED")["numTrials"] == 4
+        sampled = {"name": "optuna", "max_trials": 4, "max_length": 4, "max_concurrent_trials": 1}
+        for method in (halving, sampled):
+            search = real.create(config(f"older.py {OURS} 0.37", store, method, lr=lr), files())
+            assert real.until(search, "STATE_COMPLETED")["numTrials"] == 4
     assert not (tmp_path / "home" / "master" / "master.db").exists()
