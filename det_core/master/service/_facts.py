@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_core.master._errors import is_content_error
-from det_core.master.service import _allocations, _checkpoints, _ending, _operations
+from det_core.master.service import _allocations, _ending, _operations
 from det_core.master.service._measured import VALIDATION
 from det_core.master.store import change, models, trials, validations
 from det_core.search import Validated
@@ -52,10 +52,7 @@ async def steer(
 
 
 async def _follow(hub: ServiceState, trial: LiveTrial, record: Mapping[str, Any]) -> None:
-    if record["kind"] == "checkpoint":
-        allocation_id = None if trial.allocation is None else trial.allocation.id
-        await _checkpoints.from_journal(hub, trial.task_id, allocation_id, record["body"], record["time"])
-    elif record["kind"] == "metadata":
+    if record["kind"] == "metadata":
         metadata = dict(record["body"]["metadata"])
         await hub.store.write(lambda conn: trials.set_metadata(conn, trial.id, metadata))
     else:
@@ -65,9 +62,9 @@ async def _follow(hub: ServiceState, trial: LiveTrial, record: Mapping[str, Any]
 
 def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will: bool) -> list[Mapping[str, Any]]:
     """Return the records that matter; of progress and status only the last."""
-    kinds = set(_READERS) | ({"checkpoint", "metadata"} if last_will else set())
+    kinds = {*_READERS, "metadata"}
     if not last_will:
-        kinds -= {"operation", "preempt", "out_of_operations"}
+        kinds -= _QUESTIONS
     validated = goes_by_validations(trial)
     last: dict[str, Mapping[str, Any]] = {r["kind"]: r for r in records if r.get("kind") in ("progress", "status")}
     return [
@@ -194,3 +191,5 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Act]] = {
     "progress": _progressed,
     "status": _status,
 }
+_QUESTIONS = {"operation", "preempt", "out_of_operations", "metadata"}
+"""Kinds of records that count only where the process died before it could ask."""

@@ -203,7 +203,10 @@ async def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -
         assert "ignoring" not in str(await _logs.page_of_trial(b.service, trial.spec.trial_id)), (
             "nothing was passed over"
         )
-        assert [c.uuid for c in await checkpoints_of(b.service, trial.spec.experiment_id)] == ["saved"]
+        b.engine.kill_process(trial.spec.allocation_id)
+        while not (saved := await checkpoints_of(b.service, trial.spec.experiment_id)):
+            await asyncio.sleep(0.001)
+        assert [c.uuid for c in saved] == ["saved"]
 
 
 async def test_loop_that_fails_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
