@@ -138,21 +138,30 @@ async def read_metrics(
     named = end_of_route(request).removesuffix("_metrics")
     group = group if named == "trial" else named
     reader = _queries.MetricsReader(service.store, trial_ids, group or None, after=after, archived=archived)
-    first = await reader.read(min(limit or MAX_ROWS, MAX_ROWS))
-    return StreamingResponse(_rows(reader, first, limit), media_type=NDJSON)
-
-
-async def _rows(reader: MetricsReader, rows: list[MetricView], limit: int) -> AsyncIterator[bytes]:
     left = limit or INT64
-    while rows:
-        is_over = len(rows) < min(left, MAX_ROWS)
-        rows = rows[:left]
-        text = _line({"metrics": [encode(row) for row in rows]})
-        left -= len(rows)
-        rows = []  # not kept while a slow reader takes them
+    return StreamingResponse(_rows(reader, await _read_rows(reader, left), left), media_type=NDJSON)
+
+
+async def _read_rows(reader: MetricsReader, left: int) -> tuple[int, bytes]:
+    """Return the number of rows read, and the line with those that are asked for."""
+
+    def encode_rows(rows: list[MetricView]) -> tuple[int, bytes]:
+        return len(rows), _line({"metrics": [encode(row) for row in rows[:left]]})
+
+    # Encoded in the thread that reads: on the loop, six readers kept each other request waiting for seconds.
+    return await reader.read_as(min(left, MAX_ROWS), encode_rows)
+
+
+async def _rows(reader: MetricsReader, first: tuple[int, bytes], left: int) -> AsyncIterator[bytes]:
+    count, text = first
+    while count:
+        is_over = count < min(left, MAX_ROWS)
+        left -= count
         yield text
-        if left and not is_over:
-            rows = await reader.read(min(left, MAX_ROWS))
+        if is_over or left <= 0:
+            return
+        text = b""  # not kept while the next rows are read
+        count, text = await _read_rows(reader, left)
 
 
 def _line(result: dict[str, Any]) -> bytes:

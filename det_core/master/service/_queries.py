@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import select
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
     from det_core.master.store import Store
     from det_core.master.store.validations import BestTrial
+
+T = TypeVar("T")
 
 
 def master(hub: ServiceState) -> MasterView:
@@ -218,7 +220,11 @@ class MetricsReader:
         Raises:
             NotFound: If one of the trials does not exist.
         """
-        return await self._store.read_series(lambda conn: self._read(conn, limit))
+        return await self.read_as(limit, list)
+
+    async def read_as(self, limit: int, convert: Callable[[list[MetricView]], T]) -> T:
+        """Return what ``convert`` makes of the next rows, called in the thread that reads them."""
+        return await self._store.read_series(lambda conn: convert(self._read(conn, limit)))
 
     def _read(self, conn: Session, limit: int) -> list[MetricView]:
         if self._left is None:

@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from det_core.master.api import _streams
+from det_core.protocol import wire
 from support.processes import until
 from support.readers import Readers
 from support.running_master import CONFIG, Running
@@ -99,6 +100,21 @@ def test_metrics_come_in_pages_without_the_superseded(master: Running) -> None:
     assert [row["group"] for line in some for row in line["metrics"]] == ["training"] * 3
     assert master.ask("GET", f"trials/metrics/validation_metrics?trialIds={spec.trial_id}").lines == []
     assert master.ask("GET", "trials/metrics/trial_metrics").status == 400
+
+
+def test_metrics_are_encoded_off_the_loop(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = set()
+
+    def encode(row: object) -> object:
+        threads.add(threading.current_thread().name)
+        return wire.encode(row)
+
+    monkeypatch.setattr(_streams, "encode", encode)
+    spec = master.a_trial()
+    report = {"trialRunId": 1, "stepsCompleted": 1, "metrics": {"avgMetrics": {"loss": 1.0}}}
+    master.ask("POST", f"trials/{spec.trial_id}/metrics", {"group": "training", "metrics": report})
+    assert len(master.ask("GET", f"trials/metrics/trial_metrics?trialIds={spec.trial_id}").lines) == 1
+    assert threads and "master" not in threads
 
 
 def test_a_log_of_nothing_is_404(master: Running) -> None:
