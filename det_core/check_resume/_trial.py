@@ -123,7 +123,7 @@ class TrialPlace:
         self._on_progress = on_progress
         self._experiment: Experiment | None = None
         self._starts = 0
-        self._last_line = 0
+        self._last_line = ""
 
     def run(self, plan: dict[str, Any], timeout: float | None = None) -> Start:
         """Start the trial, or have it started again, and wait until it has stopped.

@@ -148,7 +148,11 @@ def _command(experiment: Experiment, name: str, *more: str) -> str:
 def all_lines(experiment: Experiment) -> Iterator[tuple[Trial, dict[str, Any]]]:
     """Yield every line that the trials of an experiment have printed so far, in the order of their times."""
     logs = [zip(repeat(trial), trial.logs(), strict=False) for trial in experiment.trials()]
-    return heapq.merge(*logs, key=lambda pair: pair[1]["id"])
+    return heapq.merge(*logs, key=_time)
+
+
+def _time(pair: tuple[Trial, dict[str, Any]]) -> float:
+    return float(pair[1].get("timestamp") or 0.0)
 
 
 class Tail:
@@ -168,7 +172,7 @@ class Tail:
         self.experiment = experiment
         self.trials: list[Trial] = []
         self.is_over = False
-        self._last_ids: dict[int, int] = {}
+        self._last_ids: dict[int, str] = {}
         self._settled: dict[int, tuple[Any, ...]] = {}
         self._took = 0.0
         self._pause = MIN_POLL_INTERVAL
@@ -179,13 +183,13 @@ class Tail:
         # Asked before the lines are read: what is printed before the end is then among them.
         ended = self.experiment.refresh().ended
         self.trials = self.experiment.trials()
-        lines: Lines = []
+        pages = []
         more = False
         for trial in self.trials:
             page, is_full = self._read_trial(trial)
-            lines += [(trial, line) for line in page]
+            pages.append([(trial, line) for line in page])
             more |= is_full
-        lines.sort(key=lambda pair: pair[1]["id"])
+        lines = list(heapq.merge(*pages, key=_time))
         self.is_over = ended and not more
         self._took = time.monotonic() - began
         if more:
@@ -209,7 +213,7 @@ class Tail:
         mark = (state, trial.record.trial_run_id)  # a later run prints anew, in the same state
         if self._settled.get(trial.id) == mark:
             return [], False
-        page = log_page(self._master, trial.id, self._last_ids.get(trial.id, 0))
+        page = log_page(self._master, trial.id, self._last_ids.get(trial.id, ""))
         if page:
             self._last_ids[trial.id] = page[-1]["id"]
         elif trial.ended or state in _SILENT:

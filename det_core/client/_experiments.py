@@ -257,10 +257,10 @@ class Experiment(_Shown[ExperimentView]):
         """Return the state of its search: rungs and brackets, and the number of its events."""
         return from_wire(self.master.get(self._path("search"))["search"])
 
-    def logs(self, *, after: int = 0) -> Iterator[dict[str, Any]]:
+    def logs(self) -> Iterator[dict[str, Any]]:
         """Yield the log lines of all its trials so far, trial by trial; see :meth:`Trial.logs`."""
         for trial in self.trials():
-            yield from trial.logs(after=after)
+            yield from trial.logs()
 
     def best_checkpoint(self) -> dict[str, Any] | None:
         """Return the checkpoint with the best value of :attr:`metric` of those that still exist, else the newest."""
@@ -434,18 +434,31 @@ class Trial(_Shown[TrialView]):
         """Return its metrics as a table; see :meth:`Experiment.metrics`."""
         return _metrics_table(self.master, [self.id], group)
 
-    def logs(self, *, after: int = 0, follow: bool = False) -> Iterator[dict[str, Any]]:
+    def logs(
+        self,
+        *,
+        after: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        level: str | None = None,
+        rank: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
         """Yield its log lines: ``id``, ``timestamp`` in seconds, ``level``, ``rank_id``, ``stdtype``, ``log``.
 
         Args:
-            after: Only lines with a greater ``id``.
+            after: ``id`` of a line: only newer ones.
             follow: Whether to wait for more until the trial has ended.
+            tail: Only the last of the lines so far, and with ``follow`` those that come.
+            level: Lowest level: ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``.
+            rank: Only lines of this rank.
         """
+        query: dict[str, Any] = {"follow": follow, "level": level, "rank": rank, "tail": tail}
         while True:
             try:
-                with self.master.lines(self._path("logs"), {"after": after, "follow": follow}) as lines:
-                    for line in map(_line, lines):
+                with self.master.lines(self._path("logs"), {**query, "after": after}) as lines:
+                    for line in map(from_wire, lines):
                         after = line["id"]
+                        query["tail"] = None
                         yield line
             except MasterUnreachable:
                 # A stream that is followed breaks when the master is restarted or nothing is printed for a minute.
@@ -505,16 +518,16 @@ def create(
     return Experiment(master, answer["experiment"]), list(answer.get("configWarnings") or ())
 
 
-def log_page(master: Master, trial_id: int, after: int) -> list[dict[str, Any]]:
+def log_page(master: Master, trial_id: int, after: str) -> list[dict[str, Any]]:
     """Return the next lines of a trial's log so far, at most :data:`PAGE`.
 
     Args:
         master: Master of the trial.
         trial_id: ID of the trial.
-        after: Only lines with a greater ``id``.
+        after: ``id`` of a line: only newer ones.
     """
     with master.lines(f"trials/{trial_id}/logs", {"after": after, "limit": PAGE}) as lines:
-        return [_line(line) for line in lines]
+        return [from_wire(line) for line in lines]
 
 
 def metric_rows(master: Master, trials: Sequence[int], group: str | None) -> Iterator[dict[str, Any]]:
@@ -578,8 +591,3 @@ def _average(row: Mapping[str, Any]) -> Any:
     """Return the metrics of a row; masters of Determined spell the key in snake_case, or leave it out."""
     metrics = row.get("metrics") or {}
     return str_to_nonfinite(metrics.get("avgMetrics", metrics.get("avg_metrics", metrics)))
-
-
-def _line(value: Mapping[str, Any]) -> dict[str, Any]:
-    line = from_wire(value)
-    return {**line, "id": int(line["id"])}

@@ -71,6 +71,11 @@ class Options:
         return self.home / "master"
 
     @property
+    def allocations(self) -> Path:
+        """Directory with the folders of allocations, each of which has the log of a run."""
+        return self.folder / "allocations"
+
+    @property
     def default_storage(self) -> dict[str, Any]:
         """Checkpoint storage of experiments that name none, as in a configuration."""
         return {"type": "directory", "container_path": str(self.home / "checkpoints")}

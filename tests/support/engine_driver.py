@@ -1,7 +1,7 @@
 """A master in small: an engine, and a record of what it says. To be killed and started again.
 
 ``python engine_driver.py HOME PLAN RECORD``: runs what PLAN says (JSON: id -> shell script), and appends each
-event to RECORD in one write, so that lines and their mark are kept together or not at all. Ends once all has.
+event to RECORD in one write. Ends once all has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from det_core.master.engines import Claim, LocalEngine, LogLine, Slots, Ticket
+from det_core.master.engines import Claim, LocalEngine, Slots, Ticket
 
 
 class Record:
@@ -33,9 +33,6 @@ class Record:
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [entry for entry in self.entries if entry["kind"] == kind]
-
-    async def logs(self, allocation_id: str, lines: Sequence[LogLine], mark: str) -> None:
-        self.add("logs", allocation_id, lines=[line.text for line in lines], mark=mark)
 
     async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
         return Claim("token of the node", "token")
@@ -64,9 +61,8 @@ async def main(home: Path, plan: Path, path: Path) -> None:
     scripts: dict[str, str] = json.loads(plan.read_text())
     launched = {entry["id"] for entry in record.of("launch")}
     done = set()
-    marks = {entry["id"]: entry["mark"] for entry in record.of("logs")}
     engine = LocalEngine(home, Slots(2))
-    await engine.recover({name: marks.get(name) for name in launched}, record)
+    await engine.recover(launched, record, {})
     for name, script in scripts.items():
         if name not in launched:
             record.add("launch", name)

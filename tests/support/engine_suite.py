@@ -16,14 +16,25 @@ import json
 import signal
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from det_core.journal import Journal
-from det_core.master.engines import AllocationFolder, Cause, Claim, Copy, Engine, ExitReport, LogLine, Ticket
+from det_core.master.engines import (
+    AllocationFolder,
+    Cause,
+    Claim,
+    Copy,
+    Engine,
+    ExitReport,
+    LogLine,
+    Position,
+    Ticket,
+    TrialLog,
+)
 
 PATIENCE = 90.0
 CODE = "claim code"
@@ -89,7 +100,7 @@ class EngineSuite(ABC):
             async with self.bench(tmp_path) as bench:
                 await bench.engine.launch(spec("a", script))
                 await bench.end_of("a")
-                lines = bench.lines[key("a")]
+                lines = bench.lines("a")
                 assert [(x.stream, x.rank, x.level, x.text) for x in lines] == [
                     ("stdout", None, None, "one"),
                     ("stderr", 3, "WARNING", "two"),
@@ -117,7 +128,7 @@ class EngineSuite(ABC):
             async with self.bench(tmp_path) as bench:
                 await bench.engine.launch(replace(spec("a"), command=["python", "-c", script]))
                 assert (await bench.end_of("a")).status == 0
-                text = [line.text for line in bench.lines[key("a")]]
+                text = [line.text for line in await asyncio.to_thread(bench.lines, "a")]
                 assert text[-20000:] == [f"{i} \u00fc\u4e2d" for i in range(20000)]
                 assert sum(len(t) for t in text if t and set(t) == {"x"}) == 10_000_000
 
@@ -222,7 +233,7 @@ class EngineSuite(ABC):
                 await bench.engine.launch(asked)
                 exit = await bench.end_of("a")
                 assert exit.status == 0, exit.last_lines
-                files, variables = (json.loads(line.text) for line in bench.lines[key("a")])
+                files, variables = (json.loads(line.text) for line in bench.lines("a"))
                 assert files["cluster.json"]["allocation_id"] == key("a")
                 assert files["cluster.json"]["latest_checkpoint"] == "c1"
                 assert files["cluster.json"]["slot_ids"] == [1]
@@ -248,8 +259,8 @@ class EngineSuite(ABC):
                 await bench.engine.launch(spec("a", "python model.py; cat sub/data.txt; touch mine", context=context))
                 await bench.engine.launch(spec("b", "sleep 0.2; ls", context=context))
                 await bench.end_of("a"), await bench.end_of("b")
-                assert [line.text for line in bench.lines[key("a")]] == ["from the model", "text"]
-                assert [line.text for line in bench.lines[key("b")]] == ["model.py", "sub"]
+                assert [line.text for line in bench.lines("a")] == ["from the model", "text"]
+                assert [line.text for line in bench.lines("b")] == ["model.py", "sub"]
 
         self.run(work())
 
@@ -263,7 +274,7 @@ class EngineSuite(ABC):
                 exit = await bench.end_of("a")
                 assert exit.cause is Cause.REFUSED
                 assert "../out.txt" in exit.detail
-                assert key("a") not in bench.lines
+                assert bench.lines("a") == []
 
         self.run(work())
 
@@ -313,10 +324,16 @@ class EngineSuite(ABC):
         async def work() -> None:
             async with self.bench(tmp_path) as bench:
                 bench.refuse = 1
-                await bench.engine.launch(spec("a", "echo one; echo two"))
+                await bench.engine.launch(spec("a", f"echo $DET_CORE_RUN_DIR > {tmp_path}/at; echo ready; {FOREVER}"))
+                await bench.line_of("a", "ready")
+                folder = Path((tmp_path / "at").read_text().strip())
+                journal = Journal(folder, run_id=key("a"), restart=0, rank=0, trial_id=1)
+                journal.metrics("training", 1, {"loss": 1.0})
+                journal.close()
+                await bench.engine.kill(key("a"))
                 await bench.end_of("a")
                 assert bench.refuse == 0
-                assert [line.text for line in bench.lines[key("a")]] == ["one", "two"]
+                assert [record["seq"] for _, record in bench.journals[key("a")]] == [0]
 
         self.run(work())
 
@@ -331,7 +348,7 @@ class EngineSuite(ABC):
                 await first.engine.launch(spec("ends", f"echo $$ > {tmp_path}/pid; {wait_end}; exit 6"))
                 await first.line_of("runs", "line 50")
                 await until(lambda: numbers(tmp_path / "pid"))
-                known = {key("runs"): first.marks[key("runs")], key("ends"): None}
+                known = [key("runs"), key("ends")]
             (tmp_path / "end").touch()
             await until(lambda: not alive(*numbers(tmp_path / "pid")))
             assert not first.ended
@@ -339,8 +356,7 @@ class EngineSuite(ABC):
                 assert (await second.end_of("ends")).status == 6
                 (tmp_path / "go").touch()
                 assert (await second.end_of("runs")).status == 5
-                lines = [line.text for line in first.lines[key("runs")] + second.lines[key("runs")]]
-                assert lines == [f"line {i}" for i in range(1, 101)]
+                assert [line.text for line in second.lines("runs")] == [f"line {i}" for i in range(1, 101)]
                 assert [len(exits) for exits in second.ended.values()] == [1, 1]
 
         self.run(work())
@@ -350,13 +366,14 @@ class EngineSuite(ABC):
             async with self.bench(tmp_path) as first:
                 await first.engine.launch(spec("a", "echo x; exit 3"))
                 exit = await first.end_of("a")
-            async with self.bench(tmp_path, known={key("a"): first.marks[key("a")]}) as second:
+            async with self.bench(tmp_path, known=[key("a")]) as second:
                 assert await second.end_of("a") == exit
-                assert key("a") not in second.lines
                 await second.engine.forget(key("a"))
                 await second.engine.forget(key("a"))
                 await second.engine.forget("1.unknown.1")
-            async with self.bench(tmp_path, known={key("a"): None}) as third:
+            async with self.bench(tmp_path, kept=["a"]) as third:
+                assert [line.text for line in third.lines("a")] == ["x"], "the log of what is forgotten stays"
+            async with self.bench(tmp_path, known=[key("a")]) as third:
                 assert (await third.end_of("a")).cause is Cause.NOT_STARTED
 
         self.run(work())
@@ -367,7 +384,7 @@ class EngineSuite(ABC):
                 await first.engine.launch(spec("a", f"echo $$ > {tmp_path}/pids; echo ready; {FOREVER}"))
                 await first.line_of("a", "ready")
             assert all(alive(pid) for pid in numbers(tmp_path / "pids"))
-            async with self.bench(tmp_path, known={}) as second:
+            async with self.bench(tmp_path, known=()) as second:
                 await until(lambda: not any(alive(pid) for pid in numbers(tmp_path / "pids")))
                 assert not second.ended
 
@@ -379,7 +396,7 @@ class EngineSuite(ABC):
                 await first.engine.launch(spec("now", FOREVER))
                 await first.engine.launch(spec("later", FOREVER))
                 await first.engine.terminate(key("later"), 0.5)
-            async with self.bench(tmp_path, known={key("now"): None, key("later"): None}) as second:
+            async with self.bench(tmp_path, known=[key("now"), key("later")]) as second:
                 await second.engine.kill(key("now"))
                 assert (await second.end_of("now")).cause is Cause.CANCELLED
                 assert (await second.end_of("later")).cause is Cause.CANCELLED
@@ -388,12 +405,12 @@ class EngineSuite(ABC):
 
     @asynccontextmanager
     async def bench(
-        self, folder: Path, *, slots: int = 2, known: Mapping[str, str | None] | None = None
+        self, folder: Path, *, slots: int = 2, known: Collection[str] = (), kept: Collection[str] = ()
     ) -> AsyncIterator[Bench]:
         """Yield a bench with an engine at work in ``folder``, and a listener."""
         bench = Bench(self.make_engine(folder / "home", slots), folder / "home")
         assert bench.engine.pool.slots == slots
-        await bench.engine.recover(known or {}, bench)
+        await bench.engine.recover(known, bench, {f"1.{name}": 1 for name in kept})
         task = asyncio.create_task(bench.listen())
         try:
             yield bench
@@ -410,21 +427,28 @@ class Bench:
 
     engine: Engine
     home: Path
-    lines: dict[str, list[LogLine]] = field(default_factory=dict)
-    marks: dict[str, str] = field(default_factory=dict)
     journals: dict[str, list[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
     ended: dict[str, list[ExitReport]] = field(default_factory=dict)
     journal_at_end: dict[str, list[list[tuple[int, Mapping[str, Any]]]]] = field(default_factory=dict)
     refuse: int = 0
     runners: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    async def logs(self, allocation_id: str, lines: Sequence[LogLine], mark: str) -> None:
-        """Take lines, or not."""
+    def lines(self, name: str) -> list[LogLine]:
+        """Return the lines that an allocation has printed so far."""
+        log = TrialLog(self.home / "master" / "allocations", f"1.{name}", 1)
+        page = log.read(Position())
+        lines = [line for _, line in page.lines]
+        while not page.is_end:
+            page = log.read(page.next)
+            lines += [line for _, line in page.lines]
+        return lines
+
+    async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
+        """Take records, or not."""
         if self.refuse:
             self.refuse -= 1
             raise OSError("the store is full")
-        self.lines.setdefault(allocation_id, []).extend(lines)
-        self.marks[allocation_id] = mark
+        self.journals.setdefault(allocation_id, []).extend((rank, record) for record in records)
 
     async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
         """Grant the claim of the first runner."""
@@ -444,10 +468,6 @@ class Bench:
         copy = Copy(AllocationFolder(self.home / "master" / "allocations" / allocation_id), node)
         return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
 
-    async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
-        """Take records."""
-        self.journals.setdefault(allocation_id, []).extend((rank, record) for record in records)
-
     async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Ignore the reports, which repeat the journaled records at the end."""
 
@@ -465,7 +485,7 @@ class Bench:
 
     async def line_of(self, name: str, text: str) -> None:
         """Wait for a line of an allocation's."""
-        await until(lambda: any(line.text == text for line in self.lines.get(key(name), ())) or key(name) in self.ended)
+        await until(lambda: any(line.text == text for line in self.lines(name)) or key(name) in self.ended)
         assert key(name) not in self.ended, self.ended[key(name)]
 
 

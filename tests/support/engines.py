@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -30,5 +30,4 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def texts(bench: Any, allocation_id: str) -> list[str]:
     """Return the log lines of an allocation."""
-    lines: Mapping[str, Any] = bench.lines
-    return [line.text for line in lines.get(allocation_id, ())]
+    return [line.text for line in bench.lines(allocation_id[2:-2])]

@@ -17,6 +17,8 @@ from det_core.master._options import Options
 from det_core.master.api import create_app
 from det_core.master.engines import Pool
 from det_core.master.service import ServiceState, _checkpoints, _create, _lifecycle, _queries
+from det_core.master.service._logs import LogQuery, open_log
+from det_core.master.service._views import LogView
 from det_core.master.store import Store
 from support import schema
 from support.master_records import RecordReader, parse_answer
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from det_core.protocol.records import CheckpointView, ExperimentView, TrialView
 
 T = TypeVar("T")
+MAX_LINES = 1000
 TOKEN = "the-user's-own-secret-token"
 
 
@@ -161,6 +164,14 @@ class Bench:
         text = json.dumps(config_of(searcher, **config))
         created = await _create.create_experiment(self.service, text)
         return created["experiment"].id
+
+    async def log(self, trial_id: int, **query: Any) -> list[LogView]:
+        """Return lines of a trial's log, by the fields of a LogQuery."""
+        reader = await open_log(self.service, LogQuery(**query), trial_id=trial_id)
+        lines = await reader.read(MAX_LINES, 30.0)
+        while lines and not reader.is_over and not query.get("follow"):
+            lines += await reader.read(MAX_LINES, 30.0)
+        return lines
 
     def reader(self, experiment_id: int) -> RecordReader:
         """Return a reader of an experiment's record."""

@@ -93,6 +93,9 @@ class Running:
         # A session connects when it is first used; a test that made it do so would seem to leave an open file.
         reads = [read(_connect) for read in (store.read, store.read_series) for _ in range(8)]
         await asyncio.gather(*reads)
+        for threads in (self.service.log_readers, self.service.log_writer):
+            for _ in range(2):
+                threads.submit(time.sleep, 0.05)
         self.app = create_app(self.service, TOKEN, max_body_bytes=limit)
         self.server = server = uvicorn.Server(server_config(self.app, limits, port=0))
         serving = asyncio.ensure_future(server._serve())

@@ -7,7 +7,7 @@ status 1. It speaks to whichever service is there, and asks again when one has d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -179,7 +179,7 @@ class ScriptedTrials:
 
     # The engine.
 
-    async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
+    async def recover(self, known: Collection[str], listener: Listener, kept: Mapping[str, int]) -> None:
         """Adopt what runs and is known; kill what is not known; say again what has ended."""
         self.listener, self._queue = listener, asyncio.Queue()
         for allocation_id in list(self._running):

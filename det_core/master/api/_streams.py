@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, Field
 
 from det_core._json import dump
 from det_core.master._errors import NotFound, Stopping
 from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService, end_of_route
-from det_core.master.api._types import INT32, INT64, Id, TrialId
-from det_core.master.service import _logs, _queries
+from det_core.master.api._types import INT32, INT64, Id, Timestamp, TrialId
+from det_core.master.engines import ID_PATTERN, LineFilter
+from det_core.master.service import _queries
+from det_core.master.service._logs import LogQuery, open_log
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
+    from det_core.master.api._routing import PendingRequests
+    from det_core.master.service._logs import LogReader
     from det_core.master.service._queries import MetricsReader
-    from det_core.master.service._views import LogPage, LogView
+    from det_core.master.service._views import LogView
     from det_core.protocol.records import MetricView
 
 routes = Routes("streams")
 MAX_ROWS = 1000
 """Metrics rows read from the store at a time."""
-MAX_LOG_LINES = 500
-"""Log lines read from the store at a time."""
-MAX_CHUNK_BYTES = 256 << 10
-"""Bytes of a log after which no further line is encoded before these are sent."""
+MAX_LOG_LINES = 1000
+"""Log lines read at a time."""
 BLANK_LINE_INTERVAL = 15.0
 """Seconds without a line after which a log that is followed sends a blank one, so that nobody takes it for dead."""
 NDJSON = "application/x-ndjson"
@@ -37,8 +40,30 @@ Limit = Annotated[int, Query(ge=0, le=INT32, description="At most so many; 0: al
 Groups = Annotated[list[Id], Query(min_length=1, max_length=1000)]
 
 
-ReadPage = Callable[[int, int, float], Awaitable["LogPage"]]
-"""Reads the lines after an id: at most so many, waiting so many seconds for the first."""
+class LogParameters(BaseModel):
+    """Which lines of a log to send."""
+
+    follow: bool = Field(False, description="Whether to go on until the trial has ended.")
+    after: str = Field("", pattern=ID_PATTERN + "|^$", description="ID of a line: only newer ones.")
+    before: str = Field("", pattern=ID_PATTERN + "|^$", description="ID of a line: only older ones.")
+    since: Timestamp | None = Field(None, description="Only lines that came at this time or later.")
+    until: Timestamp | None = Field(None, description="Only lines that came before this time.")
+    tail: int | None = Field(None, ge=1, le=INT32, description="Only the last of all these.")
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = Field(None, description="Lowest level.")
+    rank: int | None = Field(None, ge=0, le=999_999_999, description="Only lines that begin with this rank.")
+    limit: int = Field(0, ge=0, le=INT32, description="At most so many; 0: all.")
+
+    def to_query(self) -> LogQuery:
+        """Return the query of the service."""
+        return LogQuery(
+            after=self.after,
+            before=self.before,
+            since=self.since,
+            until=self.until,
+            tail=self.tail,
+            choice=LineFilter(self.level, self.rank),
+            follow=self.follow,
+        )
 
 
 @routes.trial.get("/trials/{trial_id}/logs", response_class=StreamingResponse, responses=_LINES)
@@ -47,18 +72,11 @@ async def trial_logs(
     trial_id: TrialId,
     service: TheService,
     pending: ThePendingRequests,
-    follow: bool = False,
-    after: After = 0,
-    limit: Limit = 0,
+    parameters: Annotated[LogParameters, Query()],
 ) -> Response:
     """The log of a trial, a JSON object a line; with ``follow`` it goes on until the trial has ended."""
-
-    async def read(beyond: int, most: int, wait: float) -> LogPage:
-        return await pending.wait(_logs.page_of_trial(service, trial_id, after=beyond, limit=most, wait=wait))
-
-    request.state.is_followed = follow
-    first = await read(after, min(limit or MAX_LOG_LINES, MAX_LOG_LINES), 0.0)
-    return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
+    reader = await open_log(service, parameters.to_query(), trial_id=trial_id)
+    return await _send_log(request, pending, reader, parameters)
 
 
 @routes.trial.get("/tasks/{task_id}/logs", response_class=StreamingResponse, responses=_LINES)
@@ -67,53 +85,45 @@ async def task_logs(
     task_id: str,
     service: TheService,
     pending: ThePendingRequests,
-    follow: bool = False,
-    after: After = 0,
-    limit: Limit = 0,
+    parameters: Annotated[LogParameters, Query()],
 ) -> Response:
     """The log of a task, as that of a trial."""
-
-    async def read(beyond: int, most: int, wait: float) -> LogPage:
-        return await pending.wait(_logs.page(service, task_id, after=beyond, limit=most, wait=wait))
-
-    request.state.is_followed = follow
-    first = await read(after, min(limit or MAX_LOG_LINES, MAX_LOG_LINES), 0.0)
-    return StreamingResponse(_log(read, first, after, follow, limit), media_type=NDJSON)
+    reader = await open_log(service, parameters.to_query(), task_id=task_id)
+    return await _send_log(request, pending, reader, parameters)
 
 
-def _encode(lines: list[LogView]) -> list[bytes]:
-    """Encode the first lines, up to MAX_CHUNK_BYTES; the others are read again when these are sent."""
-    texts = []
-    size = 0
-    for line in lines:
-        texts.append(_line(shapes.log_line(line)))
-        size += len(texts[-1])
-        if size >= MAX_CHUNK_BYTES:
-            break
-    return texts
+async def _send_log(
+    request: Request, pending: PendingRequests, reader: LogReader, parameters: LogParameters
+) -> Response:
+    request.state.is_followed = parameters.follow
+    limit = parameters.limit or INT64
 
+    async def read(most: int, timeout: float) -> list[LogView]:
+        return await pending.wait(reader.read(min(most, MAX_LOG_LINES), timeout))
 
-async def _log(read: ReadPage, page: LogPage | None, after: int, follow: bool, limit: int) -> AsyncIterator[bytes]:
-    """Yield the lines of a log from ``page`` on; end early, without an error, when the server stops."""
-    left = limit or INT64
-    try:
-        while page is not None:
-            lines = page["lines"][:left]
-            texts = _encode(lines)
-            left -= len(texts)
-            after = lines[len(texts) - 1]["id"] if texts else after
-            is_last = page["ended"] if follow else len(lines) < MAX_LOG_LINES
-            is_over = is_last and len(texts) == len(lines)
-            # A slow reader keeps this generator for as long as it likes: nothing but the encoded lines.
-            page = None
-            lines = []
-            yield b"".join(texts)
-            if not is_over and left:
-                page = await read(after, min(left, MAX_LOG_LINES), BLANK_LINE_INTERVAL if follow else 0.0)
-                if not page["lines"] and not page["ended"]:
+    first = await read(limit, 0.0)
+
+    async def send() -> AsyncIterator[bytes]:
+        """Yield the lines; end early, without an error, when the server stops, or they are deleted meanwhile."""
+        nonlocal first
+        left = limit
+        lines = first
+        first = []
+        try:
+            while True:
+                left -= len(lines)
+                text = b"".join(_line(shapes.log_line(line)) for line in lines)
+                lines = []  # not kept while a slow reader takes them
+                yield text
+                if reader.is_over or left <= 0:
+                    return
+                lines = await read(left, BLANK_LINE_INTERVAL)
+                if not lines and not reader.is_over:
                     yield b"\n"
-    except (Stopping, NotFound):  # stopping, or deleted while it was read
-        return
+        except (Stopping, NotFound):
+            return
+
+    return StreamingResponse(send(), media_type=NDJSON)
 
 
 @routes.trial.get("/trials/metrics/trial_metrics", response_class=StreamingResponse, responses=_LINES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi.responses import Response
 from pydantic import Field
@@ -12,7 +11,9 @@ from det_core import _clock
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import Body, Int64, Timestamp, answer_archive, done
-from det_core.master.service import _reports, _searches
+from det_core.master.engines import LogLine
+from det_core.master.service import _searches
+from det_core.master.service._logs import append_sent
 
 routes = Routes("tasks")
 plain_routes = Routes("tasks", prefix="")
@@ -64,17 +65,16 @@ async def _take(lines: Sequence[TaskLog], service: TheService, caller: Caller) -
     for allocation_id in {line.allocation_id for line in lines if line.allocation_id is not None}:
         caller.check(allocation_id=allocation_id)
     arrived = _clock.now()
-    await _reports.task_logs(service, [_line(line, arrived) for line in lines])
+    await append_sent(service, [(line.task_id, _line(line, arrived)) for line in lines])
 
 
-def _line(line: TaskLog, arrived: float) -> dict[str, Any]:
-    return {
-        "task_id": line.task_id,
-        "allocation_id": line.allocation_id,
-        "rank": line.rank_id if line.rank_id is not None else line.rank,
-        "timestamp": line.timestamp if line.timestamp is not None else arrived,
-        "level": line.level.removeprefix("LOG_LEVEL_"),
-        "stdtype": line.stdtype,
-        "source": line.source,
-        "log": line.log,
-    }
+def _line(line: TaskLog, arrived: float) -> LogLine:
+    return LogLine(
+        time=line.timestamp if line.timestamp is not None else arrived,
+        stream=line.stdtype or "stdout",
+        rank=line.rank_id if line.rank_id is not None else line.rank,
+        level=line.level.removeprefix("LOG_LEVEL_") or None,
+        text=line.log,
+        source=line.source or "task",
+        allocation_id=line.allocation_id,
+    )

@@ -36,11 +36,10 @@ class AllocationFolder:
         """Make the folder and write down what is to run.
 
         Raises:
-            FileExistsError: there is one already.
+            FileExistsError: If an allocation of this ID was launched before.
             OSError: it cannot be written.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.mkdir(mode=0o700)
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the master may have written a line to its log
         for part in _PARTS:
             (self.path / part).mkdir()
         take_room(str(self.path))
@@ -118,14 +117,42 @@ class AllocationFolder:
             number = int(order.read_text().split()[0])
         write_atomic(order, f"{number + 1} {max(seconds, 0.0):.3f}\n".encode(), durable=False)
 
+    @property
+    def has_only_log(self) -> bool:
+        """Whether nothing but a log is there: of an allocation that was forgotten, or that was not launched yet."""
+        return all(entry.name == LOG for entry in _entries(self.path))
+
     def remove(self) -> None:
         """Delete the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        if self.path.exists():
-            for folder, _, _ in os.walk(self.path):
-                with suppress(OSError):
-                    os.chmod(folder, 0o700)
-            shutil.rmtree(self.path)
+        _delete(self.path)
+
+    def remove_all_but_log(self) -> None:
+        """Delete what an ended allocation does not need; its log stays until its experiment is deleted."""
+        for entry in _entries(self.path):
+            if entry.name == LOG:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                _delete(Path(entry.path))
+            else:
+                os.unlink(entry.path)
+
+
+def _entries(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _delete(path: Path) -> None:
+    """Delete a directory, also where a script took our permission from its parts."""
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        for folder, _, _ in os.walk(path):
+            with suppress(OSError):
+                os.chmod(folder, 0o700)
+        shutil.rmtree(path)
 
 
 def _high(fd: int) -> int:

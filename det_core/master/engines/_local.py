@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -59,21 +59,25 @@ class LocalEngine:
         """Slots of this machine."""
         return Pool(self._slots.count)
 
-    async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
+    async def recover(self, known: Collection[str], listener: Listener, kept: Mapping[str, int]) -> None:
         """Begin; see :class:`~det_core.master.engines.Engine`."""
         self._listener = listener
         folders = {path.name: AllocationFolder(path) for path in _children(self._folders)}
-        await asyncio.gather(*(self._discard(folders[name]) for name in folders.keys() - known.keys()))
-        for allocation_id, mark in known.items():
+        others = folders.keys() - set(known)
+        ended = {name for name in others if _is_kept(name, kept)}
+        cleanup = asyncio.to_thread(_remove_all_but_logs, [folders[name] for name in ended])
+        self._tasks[""] = asyncio.create_task(cleanup, name="det_core engine: what an earlier one did not delete")
+        await asyncio.gather(*(self._discard(folders[name]) for name in others - ended))
+        for allocation_id in known:
             folder = folders.get(allocation_id)
-            if folder is None:
+            if folder is None or folder.has_only_log:
                 self._watches[allocation_id] = gone = Watch(allocation_id, self._folder(allocation_id))
                 gone.over = never_launched(_clock.now())
                 self._events.put_nowait(Ended(allocation_id, gone.over))
                 continue
             if folder.place is not None:
                 self._places[allocation_id] = folder.place
-            self._watch(Watch(allocation_id, folder, mark))
+            self._watch(Watch(allocation_id, folder))
 
     async def launch(self, ticket: Ticket) -> None:
         """Start an allocation; see :class:`~det_core.master.engines.Engine`."""
@@ -121,7 +125,7 @@ class LocalEngine:
             yield await self._events.get()
 
     async def forget(self, allocation_id: str) -> None:
-        """Delete what is kept of an allocation that has ended.
+        """Delete what is kept of an allocation that has ended, except its log.
 
         Raises:
             ValueError: it still runs.
@@ -133,7 +137,7 @@ class LocalEngine:
             raise ValueError(f"allocation {allocation_id} has not ended")
         del self._watches[allocation_id]
         self._places.pop(allocation_id, None)
-        await asyncio.to_thread(_remove, watch.folder)
+        await asyncio.to_thread(_remove_all_but_logs, [watch.folder])
 
     async def close(self) -> None:
         """Stop watching. What runs goes on."""
@@ -211,9 +215,6 @@ def _cause(error: Exception) -> Cause:
 class _Deaf:
     """Hears nothing."""
 
-    async def logs(self, *_: object) -> None:
-        """Let it go."""
-
     async def journal(self, *_: object) -> None:
         """Let it go."""
 
@@ -258,6 +259,19 @@ def _children(folder: Path) -> list[Path]:
         return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
     except FileNotFoundError:
         return []
+
+
+def _is_kept(allocation_id: str, kept: Mapping[str, int]) -> bool:
+    task_id, _, run = allocation_id.rpartition(".")
+    return run.isdecimal() and int(run) <= kept.get(task_id, -1)
+
+
+def _remove_all_but_logs(folders: Iterable[AllocationFolder]) -> None:
+    for folder in folders:
+        try:
+            folder.remove_all_but_log()
+        except OSError as e:
+            logger.warning("%s cannot be deleted: %s", folder.path, e)
 
 
 def _remove(folder: AllocationFolder) -> None:

@@ -137,11 +137,24 @@ class Entry(NamedTuple):
     line: LogLine
 
 
+class BudgetUsed(Exception):
+    """A read has looked at as many bytes as it may; what it has not yielded may still follow."""
+
+
 @dataclass
 class Budget:
-    """Bytes that a read may still look at."""
+    """Bytes that a read may still look at.
+
+    Attributes:
+        left: How many; 0 or less once they are used up.
+    """
 
     left: int
+
+    def check(self) -> None:
+        """Raise :exc:`BudgetUsed` if it is used up."""
+        if self.left <= 0:
+            raise BudgetUsed
 
 
 class LogFile:
@@ -189,8 +202,11 @@ class LogFile:
         Args:
             offset: Where a line begins.
             choice: Lines to yield.
-            budget: Taken from for each block; nothing is yielded of further blocks once it is used up.
+            budget: Taken from for each block.
             passed: Gets, at the log's key, the offset up to which nothing is left to yield.
+
+        Raises:
+            BudgetUsed: If there is a further block, and the budget is used up.
         """
         for start, following in self._segments:
             if following is not None and following <= offset:
@@ -199,13 +215,12 @@ class LogFile:
                 yield self._gap(offset, start)
                 offset = start
             with self._open(start) as segment:
-                while budget.left > 0 and (block := segment.lines_from(offset - start)):
+                while block := segment.lines_from(offset - start):
+                    budget.check()
                     budget.left -= len(block)
                     yield from self._entries(block, offset, choice)
                     offset += len(block)
                     passed[self.key] = offset
-                if budget.left <= 0:
-                    return
                 if following == start + segment.size:
                     offset = following  # beyond a line that was torn by a kill
 
@@ -218,13 +233,12 @@ class LogFile:
                 if following is not None and start + segment.size < following <= offset:
                     yield self._gap(start + segment.size, following)
                 offset = min(offset, start + segment.size)
-                while budget.left > 0 and (block := segment.lines_before(offset - start)):
+                while block := segment.lines_before(offset - start):
+                    budget.check()
                     budget.left -= len(block)
                     offset -= len(block)
                     yield from reversed(list(self._entries(block, offset, choice)))
                     passed[self.key] = offset
-            if budget.left <= 0:
-                return
             offset = start
 
     def offset_at(self, time: float) -> int:
@@ -345,8 +359,11 @@ def _from_match(match: re.Match[bytes]) -> LogLine:
 
 def last_lines(directory: Path, count: int = 20) -> tuple[str, ...]:
     """Return the last lines of the script's output on node 0, of both streams, in order."""
+    found: list[str] = []
     for log in LogFile.find(directory):
         if log.key == (0, "supervisor"):
             lines = log.backward(log.length, EVERY_LINE, Budget(_LAST_BYTES), {})
-            return tuple(entry.line.text for entry in islice(lines, count))[::-1]
-    return ()
+            with suppress(BudgetUsed):
+                for entry in islice(lines, count):
+                    found.append(entry.line.text)
+    return tuple(found[::-1])

@@ -14,7 +14,6 @@ from det_core import _clock
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._hunt import hunt, kill_supervisor
 from det_core.master.engines._journals import left
-from det_core.master.engines._log_file import EVERY_LINE, Budget, LogFile
 from det_core.master.engines._protocol import ExitReport, Listener
 from det_core.master.engines._supervisor._program import GRACE_PERIOD
 from det_core.master.engines._verdict import Files, Seen, verdict
@@ -22,7 +21,7 @@ from det_core.master.scheduler import Cause
 
 logger = logging.getLogger("det_core")
 LOOK = 0.2
-"""Seconds between two looks at the log."""
+"""Seconds between two looks at its lock."""
 RETRY = 1.0
 REAP_TIMEOUT = 2.0
 """Seconds between the release of its lock and the end of a supervisor."""
@@ -36,7 +35,6 @@ class Watch:
     Args:
         allocation_id: its id.
         folder: its folder.
-        mark: up to where its log was kept.
 
     Attributes:
         pid: its supervisor, if it is a child of this process.
@@ -44,13 +42,12 @@ class Watch:
         over: how it ended, once that was told.
     """
 
-    def __init__(self, allocation_id: str, folder: AllocationFolder, mark: str | None = None) -> None:
+    def __init__(self, allocation_id: str, folder: AllocationFolder) -> None:
         self.allocation_id = allocation_id
         self.folder = folder
         self.pid: int | None = None
         self.seen: Seen | None = None
         self.over: ExitReport | None = None
-        self._passed = {(0, "supervisor"): int(mark or 0)}
         self._asked_at: float | None = None
 
     @property
@@ -73,13 +70,12 @@ class Watch:
                 logger.warning("allocation %s: cannot write the order to end: %s", self.allocation_id, e)
 
     async def run(self, listener: Listener) -> ExitReport:
-        """Carry its output to ``listener`` until it has ended, and everything was handed over."""
+        """Wait until it has ended, and hand over what it left to ``listener``."""
         if self.pid is None and self.folder.is_live:
             await self._catch_up(listener)
-        await self._while_it_lives(listener)
+        await self._while_it_lives()
         if self.folder.exit() is None and (count := await asyncio.to_thread(hunt, self.folder)):
             logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
-        await self._carry(listener)
         for restart, rank, records in left(self.folder):
             args = (self.allocation_id, rank, records, restart)
             await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
@@ -97,7 +93,7 @@ class Watch:
         except Exception as e:
             logger.warning("allocation %s: what it has reported comes later (%s)", self.allocation_id, e)
 
-    async def _while_it_lives(self, listener: Listener) -> None:
+    async def _while_it_lives(self) -> None:
         ended = asyncio.Event()
         known = self.folder.processes().get("supervisor", (0, None))[0]
         fd = _watched(self.pid or known)
@@ -106,7 +102,6 @@ class Watch:
             loop.add_reader(fd, _once, loop, fd, ended)
         try:
             while self.folder.is_live:
-                await self._carry(listener)
                 self._insist()
                 if ended.is_set():  # what it was about to start may hold the lock for a moment
                     await asyncio.sleep(pause)
@@ -119,19 +114,6 @@ class Watch:
                 loop.remove_reader(fd)
                 os.close(fd)
         await self._reap()
-
-    async def _carry(self, listener: Listener) -> None:
-        key = (0, "supervisor")
-        more = True
-        while more:
-            budget = Budget(1)
-            log = next((log for log in LogFile.find(self.folder.log) if log.key == key), None)
-            lines = [] if log is None else list(log.forward(self._passed[key], EVERY_LINE, budget, self._passed))
-            more = bool(lines)
-            if lines:
-                texts = [entry.line for entry in lines]
-                mark = str(self._passed[key])
-                await self._hand(lambda texts=texts, mark=mark: listener.logs(self.allocation_id, texts, mark))  # type: ignore[misc]
 
     async def _hand(self, give: Callable[[], Awaitable[None]]) -> None:
         """Hand something over, again and again until it is taken."""

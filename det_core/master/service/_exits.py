@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from det_core.master.scheduler import Cause, ExitKind, State, Step, TrialFacts, after_exit, classify
 from det_core.master.service import _trials
-from det_core.master.store import change, key_values, models, tokens
+from det_core.master.store import change, models, tokens
 
 if TYPE_CHECKING:
     from det_core.master.engines import ExitReport
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 ENDED = "ENDED"
 INVALID_HP = "its script raised InvalidHP: these hyperparameters cannot be trained"
 """Error of a trial that ended for its hyperparameters, which is COMPLETED."""
-
-
-def log_mark(allocation_id: str) -> str:
-    """Return the key of an allocation's position in its log."""
-    return f"log mark of {allocation_id}"
 
 
 def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitReport, *, saved: bool = False) -> None:
@@ -107,7 +102,6 @@ def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind
         end_time=report.time,
     )
     tx.write(tokens.revoke, allocation_id=allocation.id)
-    tx.write(key_values.remove, log_mark(allocation.id))
 
 
 def _told(allocation_id: str, report: ExitReport) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
 from det_core.master.service._actor import Actor
 from det_core.master.service._allocations import schedule
-from det_core.master.service._exits import log_mark
 from det_core.master.service._listener import Ear
 from det_core.master.service._recovery import reload, resume
 from det_core.master.service._runner import Runner
 from det_core.master.service._search import settle
-from det_core.master.store import key_values
+from det_core.master.store import trials
 from det_core.master.store.allocations import alive
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ async def start(hub: ServiceState) -> None:
         hub.store, partial(settle, hub), partial(schedule, hub), partial(reload, hub), hub.subscriptions.publish
     )
     await reload(hub)
-    marks = await hub.store.read(lambda conn: {a.id: key_values.get(conn, log_mark(a.id)) for a in alive(conn)})
+    known, kept = await hub.store.read(lambda conn: ([row.id for row in alive(conn)], trials.last_runs(conn)))
     hub.actor.start()
-    await hub.engine.recover(marks, Ear(hub))
+    await hub.engine.recover(known, Ear(hub), kept)
     hub.runner.watch()
     await resume(hub)
 
@@ -38,3 +38,5 @@ async def stop(hub: ServiceState) -> None:
     await hub.actor.stop()
     hub.subscriptions.close()
     await hub.runner.stop()
+    for threads in (hub.log_readers, hub.log_writer):
+        await asyncio.to_thread(threads.shutdown)

@@ -1,4 +1,4 @@
-"""What allocations say to the engine: their output, and the journals that dead processes left."""
+"""Listener for what an engine hands over: the journals that processes left."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from det_core.master.service import _reports, _tickets
-from det_core.master.service._exits import log_mark
-from det_core.master.store import key_values, logs
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
-    from det_core.master.engines import Claim, LogLine
+    from det_core.master.engines import Claim
     from det_core.master.service._state import ServiceState
 
 
@@ -25,30 +21,6 @@ class Ear:
 
     def __init__(self, hub: ServiceState) -> None:
         self._hub = hub
-
-    async def logs(self, allocation_id: str, lines: Sequence[LogLine], mark: str) -> None:
-        """Keep lines of output, and how far they have come."""
-        task_id = allocation_id.rpartition(".")[0]
-        kept = [
-            logs.LogLine(
-                task_id=task_id,
-                log=line.text + "\n",
-                timestamp=line.time,
-                allocation_id=allocation_id,
-                agent_id=self._hub.settings.agent_id,
-                rank=line.rank,
-                level=line.level or "INFO",
-                stdtype=line.stream,
-            )
-            for line in lines
-        ]
-
-        def write(conn: Session) -> None:
-            logs.append(conn, kept)
-            key_values.put(conn, log_mark(allocation_id), mark)
-
-        await self._hub.store.write(write)
-        self._hub.subscriptions.publish(("log", task_id))
 
     async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
         """Give credentials to whoever is about to run an allocation."""

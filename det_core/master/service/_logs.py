@@ -1,66 +1,246 @@
-"""The logs of tasks, page by page."""
+"""The logs of trials: read from their files, and appended to by the master and by ``POST /task/logs``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from det_core import _clock
+from det_core.errors import StoreError
+from det_core.master._errors import Stopping
+from det_core.master.engines import (
+    EVERY_LINE,
+    LineFilter,
+    LogLine,
+    Page,
+    Position,
+    TrialLog,
+    append_lines,
+    delete_folders,
+)
+from det_core.master.scheduler import State
 from det_core.master.service._access import no_task, trial_row
-from det_core.master.service._views import LogPage, LogView
-from det_core.master.store import logs, trials
+from det_core.master.service._threads import run_in_daemon_thread
+from det_core.master.service._views import LogView
+from det_core.master.store import models, trials
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
-    from det_core.master.store.models import Log
+    from det_core.master.service._subscriptions import Cursor
+
+POLL_INTERVAL = 0.2
+"""Seconds between looks at the files of a log that is followed."""
+SEARCH_TIMEOUT = 5.0
+"""Seconds after which a search for lines that has found none yet is answered, for its reader to go on with it."""
+ROW_INTERVAL = 1.0
+"""Seconds between looks at whether its trial has ended, or runs anew; that is published, too."""
+T = TypeVar("T")
 
 
-async def page_of_trial(
-    hub: ServiceState, trial_id: int, *, after: int = 0, limit: int = 1000, wait: float = 0.0
-) -> LogPage:
-    """Return lines of a trial's log, as :func:`page`."""
-    row = await trial_row(hub, trial_id)
-    return await page(hub, row.task_id, after=after, limit=limit, wait=wait)
+@dataclass(frozen=True)
+class LogQuery:
+    """Choice of lines of a trial's log.
+
+    Attributes:
+        after: ID of a line; only newer ones. Empty: any.
+        before: ID of a line; only older ones. Empty: any.
+        since: Only lines that came at this time or later.
+        until: Only lines that came before this time.
+        tail: Only the last of all these, so many; None: all.
+        choice: Which level and rank.
+        follow: Whether to wait for more until the trial has ended.
+    """
+
+    after: str = ""
+    before: str = ""
+    since: float | None = None
+    until: float | None = None
+    tail: int | None = None
+    choice: LineFilter = EVERY_LINE
+    follow: bool = False
 
 
-async def page(hub: ServiceState, task_id: str, *, after: int = 0, limit: int = 1000, wait: float = 0.0) -> LogPage:
-    """Return lines of a task's log.
+class LogReader:
+    """Reads the chosen lines of a trial's log, page by page.
 
     Args:
         hub: Parts of the service.
-        task_id: Task.
-        after: ID of the last line to skip.
-        limit: Maximum number of lines.
-        wait: Maximum wait for the first line in seconds, unless the trial has ended.
+        row: The trial.
+        query: The lines.
+
+    Attributes:
+        is_over: Whether no line follows those that were read.
     """
-    until = _clock.monotonic() + wait
 
-    def look(conn: Session) -> LogPage:
-        row = trials.by_task_id(conn, task_id)
-        if row is None:
-            raise no_task(task_id)
-        found = logs.after(conn, task_id, after, limit=limit)
-        return LogPage(lines=[_line(line) for line in found], ended=row.end_time is not None and len(found) < limit)
+    def __init__(self, hub: ServiceState, row: models.Trial, query: LogQuery) -> None:
+        self.is_over = False
+        self._hub = hub
+        self._row = row
+        self._row_time = _clock.monotonic()
+        self._query = query
+        self._begin: Position | None = None
+        self._end: Position | None = None
+        self._tail: Position | None = None
+        """Where the search for the last lines has come to."""
+        self._missing = query.tail or 0
 
-    while True:
-        cursor = hub.subscriptions.cursor
-        found = await hub.store.read(look)
-        left = until - _clock.monotonic()
-        if found["lines"] or found["ended"] or left <= 0 or hub.subscriptions.is_closed:
-            return found
-        await hub.subscriptions.wait(("log", task_id), cursor, left)
+    async def read(self, max_lines: int, timeout: float) -> list[LogView]:
+        """Return the next lines, as many as one look at the files gives; wait for the first one if it is followed.
+
+        Raises:
+            NotFound: If the trial does not exist any more.
+            Stopping: If the master stops.
+            StoreError: If a file cannot be read.
+        """
+        began = _clock.monotonic()
+        while True:
+            cursor = self._hub.subscriptions.cursor
+            has_ended = self._row.end_time is not None  # before the look: what is written later is seen by the next one
+            page = await _in_thread(self._hub, self._hub.log_readers, partial(self._read, max_lines))
+            self.is_over = page.is_end and (has_ended or not self._query.follow)
+            left = began + (timeout if page.is_end else SEARCH_TIMEOUT) - _clock.monotonic()
+            if page.lines or self.is_over or left <= 0:
+                return [_view(self._row, line_id, line) for line_id, line in page.lines]
+            if page.is_end:
+                await self._wait(cursor, min(left, POLL_INTERVAL))
+
+    def _read(self, max_lines: int) -> Page:
+        """Look at the files once."""
+        log = TrialLog(self._hub.settings.allocations, self._row.task_id, self._row.run_id)
+        if self._begin is None:
+            self._begin, self._end = _bounds(log, self._query)
+            self._tail = self._end or log.end
+        if self._missing > 0:
+            self._look_for_tail(log)
+            return Page([], self._begin, is_end=False)
+        page = log.read(self._begin, self._query.choice, end=self._end, max_lines=max_lines)
+        self._begin = page.next
+        return page
+
+    def _look_for_tail(self, log: TrialLog) -> None:
+        """Go back one step towards the line with which the last ones begin."""
+        assert self._begin is not None and self._tail is not None
+        found = log.tail(self._tail, self._missing, self._query.choice)
+        self._missing -= found.count
+        self._tail = found.begin
+        begin = self._begin.latest(found.begin)
+        if self._missing <= 0 or found.is_begin or begin != found.begin:
+            self._missing = 0
+            self._begin = begin
+
+    async def _wait(self, cursor: Cursor, timeout: float) -> None:
+        """Wait for a change of the trial or the time of another look; read its row if it may have changed."""
+        has_changed = await self._hub.subscriptions.wait(("log", self._row.task_id), cursor, timeout)
+        if has_changed or _clock.monotonic() - self._row_time > ROW_INTERVAL:
+            self._row_time = _clock.monotonic()
+            self._row = await trial_row(self._hub, self._row.id)
 
 
-def _line(row: Log) -> LogView:
+async def open_log(hub: ServiceState, query: LogQuery, *, trial_id: int | None = None, task_id: str = "") -> LogReader:
+    """Return a reader of the log of a trial, by its ID or that of its task.
+
+    Raises:
+        NotFound: If it does not exist.
+    """
+    row = await (_task_row(hub, task_id) if trial_id is None else trial_row(hub, trial_id))
+    return LogReader(hub, row, query)
+
+
+async def _task_row(hub: ServiceState, task_id: str) -> models.Trial:
+    row = await hub.store.read(lambda session: trials.by_task_id(session, task_id))
+    if row is None:
+        raise no_task(task_id)
+    return row
+
+
+async def append_sent(hub: ServiceState, lines: Sequence[tuple[str, LogLine]]) -> None:
+    """Append lines that were sent, each with the task it belongs to, to the logs of the tasks' newest runs.
+
+    Those of tasks that do not exist, or whose experiment is deleted, are dropped.
+
+    Raises:
+        StoreError: If they cannot be written.
+    """
+    by_task: dict[str, list[LogLine]] = defaultdict(list)
+    for task_id, line in lines:
+        by_task[task_id].append(line)
+    await _append(hub, "task", by_task)
+
+
+async def append_own(hub: ServiceState, task_id: str, line: LogLine) -> None:
+    """Append a line of the master's own to the log of a task's newest run; see :func:`append_sent`."""
+    await _append(hub, "master", {task_id: [line]})
+
+
+async def delete_logs(hub: ServiceState, task_ids: Collection[str]) -> None:
+    """Delete the logs of tasks whose allocations have ended.
+
+    Raises:
+        OSError: If one cannot be deleted.
+    """
+    await run_in_daemon_thread(delete_folders, hub.settings.allocations, task_ids)
+
+
+async def _append(hub: ServiceState, writer: str, lines: Mapping[str, Sequence[LogLine]]) -> None:
+    def find(session: Session) -> list[models.Trial]:
+        rows = [trials.by_task_id(session, task_id) for task_id in lines]
+        return [row for row in rows if row is not None and not _is_deleted(session, row)]
+
+    def write(rows: Sequence[models.Trial]) -> None:
+        for row in rows:
+            append_lines(hub.settings.allocations, f"{row.task_id}.{row.run_id}", writer, lines[row.task_id])
+
+    rows = await hub.store.read(find)
+    await _in_thread(hub, hub.log_writer, partial(write, rows))
+    hub.subscriptions.publish(*(("log", row.task_id) for row in rows))
+
+
+def _is_deleted(session: Session, row: models.Trial) -> bool:
+    experiment = session.get(models.Experiment, row.experiment_id)
+    return experiment is None or experiment.state in (State.DELETING, State.DELETED)
+
+
+async def _in_thread(hub: ServiceState, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    if hub.subscriptions.is_closed:
+        raise Stopping("the master is about to stop")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+    except OSError as e:
+        raise StoreError(f"cannot access the logs in {hub.settings.allocations}: {e}") from e
+
+
+def _bounds(log: TrialLog, query: LogQuery) -> tuple[Position, Position | None]:
+    """Return where the lines of a query begin and end; the end is None where the log goes on."""
+    begin = Position()
+    if query.after:
+        begin = log.after(query.after)
+    if query.since is not None:
+        begin = begin.latest(log.at(query.since))
+    end = None
+    if query.before:
+        end = log.before(query.before)
+    if query.until is not None:
+        until = log.at(query.until)
+        end = until if end is None else end.earliest(until)
+    return begin, end
+
+
+def _view(row: models.Trial, line_id: str, line: LogLine) -> LogView:
     return LogView(
-        id=row.id,
+        id=line_id,
         task_id=row.task_id,
-        allocation_id=row.allocation_id,
-        rank=row.rank,
-        timestamp=row.timestamp,
-        level=row.level,
-        stdtype=row.stdtype,
-        source=row.source,
-        log=row.log,
+        allocation_id=line.allocation_id,
+        rank=line.rank,
+        timestamp=line.time,
+        level=line.level or "INFO",
+        stdtype=line.stream,
+        source=line.source,
+        log=line.text + "\n",
     )

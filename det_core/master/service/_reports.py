@@ -11,11 +11,12 @@ from det_core import _clock
 from det_core._metadata import validate_metadata
 from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, is_content_error
-from det_core.master.service import _unmanaged
+from det_core.master.engines import LogLine
+from det_core.master.service import _logs, _unmanaged
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._facts import steer
 from det_core.master.service._measured import VALIDATION, is_search
-from det_core.master.store import change, ingest, logs, models, trials
+from det_core.master.store import change, ingest, models, trials
 
 if TYPE_CHECKING:
     from det_core.master.service._live import LiveAllocation
@@ -165,9 +166,8 @@ async def _warn(hub: ServiceState, trial_id: int, records: Sequence[Mapping[str,
 
 async def _write_log(hub: ServiceState, task_id: str, text: str) -> None:
     """Write a warning of the master to a trial's log."""
-    line = logs.LogLine(task_id, text + "\n", _clock.now(), level="WARNING", stdtype="stderr", source="master")
-    await hub.store.write(lambda conn: logs.append(conn, [line]))
-    hub.subscriptions.publish(("log", task_id))
+    line = LogLine(_clock.now(), "stderr", None, "WARNING", text, source="master")
+    await _logs.append_own(hub, task_id, line)
 
 
 async def set_status(hub: ServiceState, trial_id: int, status: str, *, allocation_id: str | None = None) -> None:
@@ -214,25 +214,6 @@ async def _check_reporter(hub: ServiceState, trial_id: int, allocation_id: str |
         live_trial(hub, trial_id, allocation_id)
 
 
-async def task_logs(hub: ServiceState, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Record log lines, in the shape of LogView without ``id``."""
-    kept = [
-        logs.LogLine(
-            task_id=line["task_id"],
-            log=line["log"],
-            timestamp=line["timestamp"],
-            allocation_id=line.get("allocation_id"),
-            rank=line.get("rank"),
-            level=line.get("level") or "INFO",
-            stdtype=line.get("stdtype") or "stdout",
-            source=line.get("source") or "task",
-        )
-        for line in lines
-    ]
-    await hub.store.write(lambda conn: logs.append(conn, kept))
-    hub.subscriptions.publish(*{("log", line.task_id) for line in kept})
-
-
 async def alert(
     hub: ServiceState, experiment_id: int, trial_id: int | None, title: str, description: str, level: str
 ) -> None:
@@ -245,6 +226,5 @@ async def alert(
         LOG.info("experiment %d: %s", experiment_id, text)
         return
     task_id = (await trial_row(hub, trial_id)).task_id
-    line = logs.LogLine(task_id=task_id, log=text + "\n", timestamp=_clock.now(), level=level, source="alert")
-    await hub.store.write(lambda conn: logs.append(conn, [line]))
-    hub.subscriptions.publish(("log", task_id))
+    line = LogLine(_clock.now(), "stdout", None, level, text, source="alert")
+    await _logs.append_own(hub, task_id, line)

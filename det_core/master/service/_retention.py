@@ -15,7 +15,7 @@ from det_core.config import Experiment
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, DetCoreError
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import Kept, State, expired
-from det_core.master.service import _checkpoints
+from det_core.master.service import _checkpoints, _logs
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._threads import run_in_daemon_thread
@@ -211,6 +211,16 @@ async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str
     return problems
 
 
+async def _delete_logs(hub: ServiceState, experiment_id: int) -> list[str]:
+    """Delete the logs of an experiment's trials; return what failed."""
+    rows = await hub.store.read(lambda conn: trials.of_experiment(conn, experiment_id))
+    try:
+        await _logs.delete_logs(hub, {row.task_id for row in rows})
+    except OSError as e:
+        return [f"logs could not be deleted: {e}"]
+    return []
+
+
 @contextmanager
 def _opened(hub: ServiceState, config: Mapping[str, Any] | None) -> Iterator[Store]:
     store = open_store(config, hub.settings.home / "checkpoints")
@@ -258,6 +268,7 @@ async def erase(hub: ServiceState, experiment_id: int) -> None:
     failed = await delete_rows(hub, rows, WHOLE)
     problems = [f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"] if failed else []
     problems += await _delete_event_files(hub, experiment_id)
+    problems += await _delete_logs(hub, experiment_id)
 
     def write(conn: Session) -> None:
         if problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ class ServiceState:
         identities: Owners of tokens that were shown; see ``_access``.
         remarks: Remarks on ended experiments, with when they ended; looking them up takes long.
         writing: Held while a context archive becomes a file.
+        log_readers: Threads that read logs, so that long reads block nothing but each other.
+        log_writer: Thread that appends to logs.
         deletions: Limit of deletions in storages at a time; one that hangs delays only others.
         actor: Queue of decisions.
         runner: Queues of orders to the engine.
@@ -47,6 +50,8 @@ class ServiceState:
     identities: dict[str, TokenView] = field(default_factory=dict)
     remarks: dict[int, tuple[float, list[str]]] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    log_readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "det-core-log-read"))
+    log_writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "det-core-log-write"))
     deletions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(16))
     actor: Actor = field(init=False)
     runner: Runner = field(init=False)

@@ -11,9 +11,9 @@ from det_core.protocol.records import ExperimentView
 
 
 class LogView(TypedDict):
-    """One line of a task's log. ``id`` grows by each line of all tasks; ``log`` ends in a newline."""
+    """One line of a task's log; ``log`` ends in a newline."""
 
-    id: int
+    id: str
     task_id: str
     allocation_id: str | None
     rank: int | None
@@ -84,10 +84,3 @@ class MasterView(TypedDict):
     version: str
     slots: list[int]
     slots_in_use: list[int]
-
-
-class LogPage(TypedDict):
-    """Lines of a log; ``ended``: the task is over and no line follows these."""
-
-    lines: list[LogView]
-    ended: bool

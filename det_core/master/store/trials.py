@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from det_core.master.store.models import RunMetadata, Trial
+from det_core.master.store.models import Experiment, RunMetadata, Trial
 
 
 def create(session: Session, experiment_id: int, request_id: str, **values: Any) -> Trial:
@@ -30,6 +30,12 @@ def by_request_id(session: Session, experiment_id: int, request_id: str) -> Tria
 def by_task_id(session: Session, task_id: str) -> Trial | None:
     """Return the trial of a task."""
     return session.scalar(select(Trial).where(Trial.task_id == task_id))
+
+
+def last_runs(session: Session) -> dict[str, int]:
+    """Return the number of the last run of each task, but for those of deleted experiments."""
+    statement = select(Trial.task_id, Trial.run_id).join(Experiment).where(Experiment.state != "DELETED")
+    return {task_id: run_id for task_id, run_id in session.execute(statement)}
 
 
 def of_experiment(session: Session, experiment_id: int, *, states: Sequence[str] = ()) -> Sequence[Trial]:

@@ -91,11 +91,12 @@ class LogWriter:
         self._writer = writer
         self._segment_bytes = segment_bytes
         self._kept_bytes = kept_bytes
-        self._last_time = 0.0
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._starts = find_segments(directory).get((node, writer), [0])
         self._fd = self._open(self._starts[-1])
-        self._size = os.fstat(self._fd).st_size
+        status = os.fstat(self._fd)
+        self._size = status.st_size
+        self._last_time = status.st_mtime if self._size else 0.0
         if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":  # torn by a kill
             self.write(b"\n")
 
@@ -113,6 +114,23 @@ class LogWriter:
         count = os.write(self._fd, data)
         self._size += count
         return count
+
+    def append(self, data: bytes) -> None:
+        """Append whole lines, all or none, and end the segment if it is full.
+
+        Raises:
+            OSError: If the disk does not take all of them.
+        """
+        before = self._size
+        try:
+            while data:
+                data = data[self.write(data) :]
+            self.end_segment_if_full()
+        except OSError:
+            if data:
+                os.ftruncate(self._fd, before)
+                self._size = before
+                raise
 
     def end_segment_if_full(self) -> None:
         """Begin another segment if this one is full, and delete those in the middle; to be called between lines.

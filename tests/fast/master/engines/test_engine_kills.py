@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from det_core.master.engines import Position, TrialLog
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._hunt import _left
 from support import engine_driver
@@ -82,7 +83,8 @@ def check(folder: Path, names: list[str]) -> None:
         lives = [entry["life"] for entry in exits]
         assert lives and len(set(lives)) == len(lives), f"{name} ended {len(lives)} times"
         assert all(entry["exit"] == exits[0]["exit"] for entry in exits if entry["exit"]["cause"] == "NONE")
-        lines = [line for entry in record if entry["kind"] == "logs" and entry["id"] == name for line in entry["lines"]]
+        log = TrialLog(folder / "home" / "master" / "allocations", name[:-2], 1)
+        lines = [line.text for _, line in log.read(Position()).lines]
         assert lines == [f"line {i}" for i in range(1, len(lines) + 1)]
         if exits[0]["exit"]["status"] == 3:
             assert len(lines) == COUNT

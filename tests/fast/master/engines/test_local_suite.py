@@ -20,7 +20,7 @@ class TestLocalEngine(EngineSuite):
         async def work() -> None:
             async with self.bench(tmp_path) as bench:
                 await bench.engine.launch(spec("gone", f"echo began; {FOREVER}"))
-                while not bench.lines:
+                while not bench.lines("gone"):
                     await asyncio.sleep(0.01)
                 folder = tmp_path / "home" / "master" / "allocations" / key("gone")
                 shutil.rmtree(folder)

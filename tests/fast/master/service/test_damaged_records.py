@@ -15,7 +15,7 @@ from det_core.errors import StoreError
 from det_core.master._errors import Invalid
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._journals import left
-from det_core.master.service import ServiceState, _logs, _queries, _reports, _runner, _steering
+from det_core.master.service import ServiceState, _queries, _reports, _runner, _steering
 from support.journals import open_journal
 from support.mastered import Bench, bench, checkpoints_of
 from support.scripted_trials import Trial
@@ -180,7 +180,7 @@ async def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_coun
             row.metrics
             for row in await _queries.MetricsReader(b.service.store, [trial.spec.trial_id], "training").read(1000)
         ]
-        log = [line["log"] for line in (await _logs.page_of_trial(b.service, trial.spec.trial_id))["lines"]]
+        log = [line["log"] for line in await b.log(trial.spec.trial_id)]
         assert len(log) == 2 and "trai.ing" in log[0] and "batch_metrics" in log[0], "its bytes are kept"
         assert "{half a li" in log[1]
 
@@ -200,9 +200,7 @@ async def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -
                 await leave(b, trial, [record])
             b.dying.write = write  # type: ignore[method-assign]
             await leave(b, trial, [record])
-        assert "ignoring" not in str(await _logs.page_of_trial(b.service, trial.spec.trial_id)), (
-            "nothing was passed over"
-        )
+        assert "ignoring" not in str(await b.log(trial.spec.trial_id)), "nothing was passed over"
         b.engine.kill_process(trial.spec.allocation_id)
         while not (saved := await checkpoints_of(b.service, trial.spec.experiment_id)):
             await asyncio.sleep(0.001)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from det_core.master.service import _logs, _queries
+from det_core.master.engines import LineFilter
+from det_core.master.service import _queries
 from det_core.master.service._measured import Measured
 from support.mastered import Bench, bench, trials_of
 from support.scripted_trials import Script, Trial
@@ -35,8 +36,8 @@ def validating(name: str, *, completes: bool) -> Script:
 
 async def lines(b: Bench, number: int) -> list[str]:
     """Return the master's warnings in the logs of the trials."""
-    pages = [await _logs.page_of_trial(b.service, t.id) for t in await trials_of(b.service, number)]
-    return [line["log"] for page in pages for line in page["lines"] if line["level"] == "WARNING"]
+    logs = [await b.log(t.id, choice=LineFilter("WARNING")) for t in await trials_of(b.service, number)]
+    return [line["log"] for log in logs for line in log]
 
 
 @pytest.mark.parametrize("searcher", [RANDOM, HALVING])

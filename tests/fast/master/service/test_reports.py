@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.master.engines import LogLine
 from det_core.master.service import (
     _access,
     _checkpoints,
@@ -270,19 +271,20 @@ async def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
     async with bench(tmp_path, idle) as b:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
-        line = {"task_id": trial.spec.task_id, "log": "hello\n", "timestamp": 1.0}
-        waiting = asyncio.create_task(_logs.page_of_trial(s, number, wait=30))
+        line = LogLine(1.0, "stdout", None, None, "hello\n")
+        waiting = asyncio.create_task(b.log(number, follow=True))
         await asyncio.sleep(0.05)
-        await _reports.task_logs(s, [line, {**line, "log": "again\n", "rank": 1, "level": "ERROR"}])
+        again = line._replace(text="again\n", rank=1, level="ERROR")
+        await _logs.append_sent(s, [(trial.spec.task_id, line), ("1.none", line), (trial.spec.task_id, again)])
         page = await waiting
-        assert [x["log"] for x in page["lines"]] == ["hello\n", "again\n"] and not page["ended"]
-        assert (await _logs.page_of_trial(s, number, after=page["lines"][0]["id"]))["lines"] == page["lines"][1:]
+        assert [x["log"] for x in page] == ["hello\n", "again\n"]
+        assert await b.log(number, after=page[0]["id"]) == page[1:]
         await _reports.alert(s, 1, number, "look", "here", "WARNING")
-        assert (await _logs.page(s, trial.spec.task_id))["lines"][-1]["log"] == "alert: look: here\n"
+        (last,) = await b.log(number, tail=1)
+        assert (last["log"], last["level"], last["source"]) == ("alert: look: here\n", "WARNING", "alert")
         await _steering.kill(s, 1)
         await b.ended(1)
-        last = await _logs.page_of_trial(s, number, after=10**6, wait=30)
-        assert last == {"lines": [], "ended": True}
+        assert await b.log(number, after=last["id"], follow=True) == []
 
 
 async def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
