@@ -60,7 +60,7 @@ from fast.master.store.test_subjects import (
     test_experiments_are_found_by_state_name_and_label,
     test_key_values,
     test_the_last_operation_is_current,
-    test_tokens_are_found_by_themselves_alone_until_they_are_revoked,
+    test_tokens_are_stored_as_digests_until_they_are_revoked,
 )
 from fast.master.store.test_validations import (
     searching,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
+
+from sqlalchemy import select
 
 from det_core.master._errors import Fenced, Invalid, NotFound, WrongState
 from det_core.master.service._views import TokenView
-from det_core.master.store import models, tokens
+from det_core.master.store import models
 
 if TYPE_CHECKING:
     from det_core.master.service._live import LiveAllocation, LiveExperiment, LiveTrial
@@ -25,7 +28,8 @@ async def identify(hub: ServiceState, token: str) -> TokenView | None:
     cached = hub.identities.get(token)
     if cached is not None and cached["allocation_id"] in hub.live.allocations:
         return cached
-    row = await hub.store.read(lambda conn: tokens.find(conn, token))
+    digest = hash_secret(token)
+    row = await hub.store.read(lambda session: session.get(models.Token, digest))
     if row is None or row.allocation_id is None or row.trial_id is None or row.experiment_id is None:
         hub.identities.pop(token, None)
         return None
@@ -39,6 +43,17 @@ async def identify(hub: ServiceState, token: str) -> TokenView | None:
         hub.identities = {t: i for t, i in hub.identities.items() if i["allocation_id"] in hub.live.allocations}
     hub.identities[token] = owner
     return owner
+
+
+def hash_secret(secret: str) -> str:
+    """Return the digest that is stored of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def read_context(hub: ServiceState, digest: str) -> bytes | None:
+    """Return a context archive, or None."""
+    archive = select(models.Context.content).where(models.Context.digest == digest)
+    return await hub.store.read(lambda session: session.scalar(archive))
 
 
 def no_experiment(experiment_id: int) -> NotFound:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from det_core import _clock
 from det_core.master.scheduler import RunningAllocation, decide
+from det_core.master.service._access import hash_secret
 from det_core.master.service._live import LiveAllocation
-from det_core.master.service._tickets import hash_secret
 from det_core.master.store import change, checkpoints, models
 
 if TYPE_CHECKING:

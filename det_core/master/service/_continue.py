@@ -11,7 +11,7 @@ from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import State
 from det_core.master.service import _queries, _retention
 from det_core.master.service._access import experiment_row
-from det_core.master.store import change, models, operations, searcher_events, trials
+from det_core.master.store import change, models, searcher_events, trials
 from det_core.search import Exited, Shutdown
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _heard(conn: Session, experiment_id: int) -> _ReceivedEnds:
 def _reopen_some(conn: Session, experiment_id: int) -> None:
     """Revive the trials that have something left to train."""
     heard = _heard(conn, experiment_id)
-    given = operations.current(conn, models.Trial.experiment_id == experiment_id)
+    given = trials.current_operations(conn, models.Trial.experiment_id == experiment_id)
     some = not heard.over
     for trial in trials.of_experiment(conn, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
         seen = heard.over or trial.request_id in heard.exited

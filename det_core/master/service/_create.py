@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import select
 
 from det_core import _clock
 from det_core.config import (
@@ -25,7 +28,7 @@ from det_core.master.service._live import LiveExperiment
 from det_core.master.service._search import employ
 from det_core.master.service._search_workers import SearchWorker, make_search
 from det_core.master.service._views import CreatedView
-from det_core.master.store import change, checkpoints, contexts, experiments, models
+from det_core.master.store import change, checkpoints, experiments, models
 from det_core.search import Search, Started
 
 if TYPE_CHECKING:
@@ -185,7 +188,7 @@ async def draft(
     if context:
         files = await asyncio.to_thread(check_archive, io.BytesIO(context))
         if keep:
-            digest = await hub.store.write(lambda conn: contexts.put(conn, context))
+            digest = await hub.store.write(lambda conn: add_context(conn, context))
     warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
     await asyncio.to_thread(_check_trial_class, spec, files, context)
     # Last, so that nothing can fail while its process waits for an experiment.
@@ -195,6 +198,14 @@ async def draft(
         search = None
     spec = replace(spec, warnings=(*spec.warnings, *_missing_scripts(spec, files)))
     return Draft(spec, _text(config), digest, search, warm_start)
+
+
+def add_context(session: Session, content: bytes) -> str:
+    """Store a context archive, once for all experiments that it belongs to; return its digest."""
+    digest = hashlib.sha256(content).hexdigest()
+    if session.scalar(select(models.Context.size).where(models.Context.digest == digest)) is None:
+        session.add(models.Context(digest=digest, content=content, size=len(content)))
+    return digest
 
 
 def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes | None) -> None:

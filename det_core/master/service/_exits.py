@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from sqlalchemy import delete
+
 from det_core.master.scheduler import Cause, ExitKind, State, Step, TrialFacts, after_exit, classify
 from det_core.master.service import _trials
-from det_core.master.store import change, models, tokens
+from det_core.master.store import change, models
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from det_core.master.engines import ExitReport
     from det_core.master.scheduler import Next
     from det_core.master.service._actor import Transaction
@@ -101,7 +105,12 @@ def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind
         exit_detail=_told(allocation.id, report),
         end_time=report.time,
     )
-    tx.write(tokens.revoke, allocation_id=allocation.id)
+    tx.write(revoke_tokens, allocation.id)
+
+
+def revoke_tokens(session: Session, allocation_id: str) -> None:
+    """Admit the tokens of an allocation no more."""
+    session.execute(delete(models.Token).where(models.Token.allocation_id == allocation_id))
 
 
 def _told(allocation_id: str, report: ExitReport) -> str:

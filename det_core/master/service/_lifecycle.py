@@ -13,7 +13,6 @@ from det_core.master.service._recovery import reload, resume
 from det_core.master.service._runner import Runner
 from det_core.master.service._search import settle
 from det_core.master.store import trials
-from det_core.master.store.allocations import alive
 
 if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
@@ -26,7 +25,9 @@ async def start(hub: ServiceState) -> None:
         hub.store, partial(settle, hub), partial(schedule, hub), partial(reload, hub), hub.subscriptions.publish
     )
     await reload(hub)
-    known, kept = await hub.store.read(lambda conn: ([row.id for row in alive(conn)], trials.last_runs(conn)))
+    known, kept = await hub.store.read(
+        lambda session: ([row.id for row in trials.running_allocations(session)], trials.last_runs(session))
+    )
     hub.actor.start()
     await hub.engine.recover(known, Ear(hub), kept)
     hub.runner.watch()

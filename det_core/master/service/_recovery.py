@@ -16,7 +16,7 @@ from det_core.master.scheduler import ExitKind, Losses, State
 from det_core.master.service import _facts, _operations, _retention, _search, _trials, _unmanaged
 from det_core.master.service._live import Launch, Live, LiveAllocation, LiveExperiment, LiveTrial
 from det_core.master.service._search_workers import SearchWorker, has_worker, is_over, prepare_worker, recall
-from det_core.master.store import allocations, experiments, models, searcher_events, trials
+from det_core.master.store import experiments, models, searcher_events, trials
 from det_core.search import Search, Started, event_from_dict
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _read(conn: Session) -> tuple[list[Kept], Sequence[models.Allocation], int, 
     kept = [_read_one(conn, row) for row in rows]
     last_experiment = conn.scalar(select(func.max(models.Experiment.id))) or 0
     last_trial = conn.scalar(select(func.max(models.Trial.id))) or 0
-    return kept, allocations.alive(conn), last_experiment, last_trial
+    return kept, trials.running_allocations(conn), last_experiment, last_trial
 
 
 def _read_one(conn: Session, row: models.Experiment) -> Kept:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import delete as delete_from
 from sqlalchemy import select
 
 from det_core.config import Experiment
@@ -19,7 +20,7 @@ from det_core.master.service import _checkpoints, _logs
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._threads import run_in_daemon_thread
-from det_core.master.store import change, checkpoints, contexts, experiments, key_values, models, trials, validations
+from det_core.master.store import change, checkpoints, experiments, key_values, models, trials, validations
 from det_core.storage import Store, event_files_of_experiment, open_store
 
 if TYPE_CHECKING:
@@ -277,7 +278,14 @@ async def erase(hub: ServiceState, experiment_id: int) -> None:
             return
         experiments.erase(conn, experiment_id)
         change(conn, models.Experiment, experiment_id, state=State.DELETED.value)
-        contexts.drop_unused(conn)
+        drop_unused_contexts(conn)
 
     await hub.store.write(write)
     hub.subscriptions.publish(("experiment", experiment_id))
+
+
+def drop_unused_contexts(session: Session) -> None:
+    """Delete the context archives of no experiment but deleted ones."""
+    row = models.Experiment
+    used = select(row.context).where(row.context.is_not(None), row.state != State.DELETED)
+    session.execute(delete_from(models.Context).where(models.Context.digest.not_in(used)))

@@ -18,7 +18,8 @@ from det_core import _clock
 from det_core.errors import DetCoreError
 from det_core.master._errors import Invalid
 from det_core.master.engines import unpack_archive
-from det_core.master.store import contexts, models
+from det_core.master.service._access import read_context
+from det_core.master.store import models
 from det_core.search import Search, Shutdown, action_from_dict, create_search, event_from_dict
 from det_core.search._worker import LENGTH, encode
 
@@ -86,7 +87,7 @@ async def prepare_worker(
     if digest is not None and folder.exists():
         return SearchWorker(spec, folder)
     if context is None:
-        context = await hub.store.read(lambda conn: contexts.get(conn, str(digest)))
+        context = await read_context(hub, str(digest))
         if context is None:
             return SearchWorker(spec, None)
     own = folders / f"draft-{secrets.token_hex(8)}"

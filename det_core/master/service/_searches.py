@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
 from det_core.master._errors import WrongState
-from det_core.master.service._access import experiment_row, no_task
+from det_core.master.service._access import experiment_row, no_task, read_context
 from det_core.master.service._search_workers import has_worker, recall
 from det_core.master.service._views import SearchView
-from det_core.master.store import contexts, models, searcher_events, trials
+from det_core.master.store import models, searcher_events, trials
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,8 +62,7 @@ async def context(hub: ServiceState, experiment_id: int) -> bytes:
     row = await experiment_row(hub, experiment_id)
     if row.context is None:
         return b""
-    digest = row.context
-    return await hub.store.read(lambda conn: contexts.get(conn, digest)) or b""
+    return await read_context(hub, row.context) or b""
 
 
 async def task_context(hub: ServiceState, task_id: str) -> bytes:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, and_, or_, select, true
 
 from det_core.config import Experiment
 from det_core.master.scheduler import Phase, State
-from det_core.master.store import METADATA, checkpoints, models, operations, validations
+from det_core.master.store import METADATA, checkpoints, models, trials, validations
 from det_core.protocol.records import TrialView, ValidationView
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ def show(
         chunk = rows[start : start + SHOWN_AT_ONCE]
         latest, best = validations.latest_and_best(conn, [row.id for row in chunk if row.latest_step is not None])
         stored = _Stored(
-            operations=operations.current(conn, models.Trial.id.in_([row.id for row in chunk if not row.unmanaged])),
+            operations=trials.current_operations(
+                conn, models.Trial.id.in_([row.id for row in chunk if not row.unmanaged])
+            ),
             checkpoints=checkpoints.latest_of_trials(conn, [row.id for row in chunk]),
             latest=latest,
             best=best,

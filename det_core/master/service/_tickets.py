@@ -7,20 +7,21 @@ as digests, with the allocation, so that a claim outlives the master and cannot 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import secrets
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from det_core._standalone.files import write_atomic
 from det_core.config import entrypoint_command
 from det_core.master._errors import Conflict, Fenced, Forbidden, NotFound
 from det_core.master.engines import AllocationFolder, Claim, Copy, Ticket
-from det_core.master.service._access import live_allocation
-from det_core.master.store import change, contexts, models, tokens
+from det_core.master.service._access import hash_secret, live_allocation, read_context
+from det_core.master.store import models
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from det_core.master.service._actor import Transaction
     from det_core.master.service._live import LiveAllocation
     from det_core.master.service._state import ServiceState
@@ -78,18 +79,29 @@ async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, run
             raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
         launch.claims[node] = (runner, hash_secret(granted.token))
         trial = allocation.trial
-        tx.write(change, models.Allocation, allocation_id, facts=launch.facts())
-        tx.write(
-            tokens.add,
-            granted.session_token,
-            allocation_id=allocation_id,
-            trial_id=trial.id,
-            experiment_id=trial.experiment.id,
-        )
+        token = hash_secret(granted.session_token)
+        tx.write(_record_claim, allocation_id, launch.facts(), token, trial.id, trial.experiment.id)
         tx.publish(("trial", trial.id))
 
     await hub.actor.do(command)
     return granted
+
+
+def _record_claim(
+    session: Session, allocation_id: str, facts: dict[str, Any], token: str, trial_id: int, experiment_id: int
+) -> None:
+    row = session.get(models.Allocation, allocation_id)
+    if row is not None:
+        row.facts = {**row.facts, **facts}  # its script may have chosen a storage already
+    session.add(
+        models.Token(
+            digest=token,
+            kind="allocation",
+            allocation_id=allocation_id,
+            trial_id=trial_id,
+            experiment_id=experiment_id,
+        )
+    )
 
 
 async def deliver(
@@ -116,11 +128,6 @@ async def deliver(
     return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
 
 
-def hash_secret(secret: str) -> str:
-    """Return what is kept of a secret."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 async def open_context(hub: ServiceState, digest: str) -> IO[bytes]:
     """Open a context archive as a file, which is written when it is first wanted.
 
@@ -130,7 +137,7 @@ async def open_context(hub: ServiceState, digest: str) -> IO[bytes]:
     path = hub.settings.home / "master" / "contexts" / f"{digest}.tgz"
     async with hub.writing:  # several allocations may want it at once
         if not path.exists():
-            content = await hub.store.read(lambda conn: contexts.get(conn, digest))
+            content = await read_context(hub, digest)
             if content is None:
                 raise NotFound(f"context {digest} not found")
             await asyncio.to_thread(_write_file, path, content)

@@ -1,14 +1,14 @@
-"""Trials, and the metadata that their scripts set."""
+"""Trials, with their operations, their runs and the metadata that their scripts set."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, and_, func, select
 from sqlalchemy.orm import Session
 
-from det_core.master.store.models import Experiment, RunMetadata, Trial
+from det_core.master.store.models import Allocation, Experiment, Operation, RunMetadata, Trial
 
 
 def create(session: Session, experiment_id: int, request_id: str, **values: Any) -> Trial:
@@ -67,3 +67,23 @@ def metadata(session: Session, trial_id: int) -> dict[str, Any]:
     """Return the metadata of a trial; {} if none was set."""
     row = session.get(RunMetadata, trial_id)
     return {} if row is None else row.values
+
+
+def current_operations(session: Session, chosen: ColumnElement[bool]) -> dict[int, Operation]:
+    """Return the current operation of each trial that has one, of those that meet a condition."""
+    last = (
+        select(Operation.trial_id, func.max(Operation.ordinal).label("ordinal"))
+        .join(Trial)
+        .where(chosen)
+        .group_by(Operation.trial_id)
+        .subquery()
+        .c
+    )
+    is_last = and_(last.trial_id == Operation.trial_id, last.ordinal == Operation.ordinal)
+    return {row.trial_id: row for row in session.scalars(select(Operation).join(last.trial_id.table, is_last))}
+
+
+def running_allocations(session: Session) -> Sequence[Allocation]:
+    """Return all allocations that have not ended, oldest first."""
+    statement = select(Allocation).where(Allocation.end_time.is_(None))
+    return session.scalars(statement.order_by(Allocation.create_time, Allocation.id)).all()

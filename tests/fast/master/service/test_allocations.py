@@ -10,8 +10,8 @@ import pytest
 
 from det_core.master._errors import Fenced, NotFound
 from det_core.master.service import _access, _operations, _preemption, _queries, _steering
+from det_core.master.service._create import add_context
 from det_core.master.service._tickets import open_context
-from det_core.master.store import contexts
 from support.mastered import Bench, bench, train, trials_of
 from support.scripted_trials import Trial
 
@@ -181,7 +181,7 @@ async def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive:
 async def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None:
     async with bench(tmp_path, deaf) as b:
         content = bytes(1_000_000)
-        digest = await b.store.write(lambda conn: contexts.put(conn, content))
+        digest = await b.store.write(lambda conn: add_context(conn, content))
         files = await asyncio.gather(*(open_context(b.service, digest) for _ in range(20)))
         for file in files:
             with file:

@@ -20,7 +20,7 @@ from det_core.master.service import (
     _reports,
     _steering,
 )
-from det_core.master.store import tokens
+from det_core.master.service._exits import revoke_tokens
 from support.mastered import Bench, bench, checkpoints_of, train, trials_of
 from support.scripted_trials import Trial
 
@@ -93,7 +93,7 @@ async def test_a_zombie_is_refused(tmp_path: Path) -> None:
         assert await _access.identify(s, old.session_token) is None
         token = b.engine.launched[1].session_token
         assert (await _access.identify(s, token) or {})["trial_id"] == old.trial_id
-        await b.store.write(lambda conn: tokens.revoke(conn, allocation_id=b.engine.launched[1].allocation_id))
+        await b.store.write(lambda session: revoke_tokens(session, b.engine.launched[1].allocation_id))
         assert await _access.identify(s, token) is not None, "it is not looked up again while the allocation lives"
         late: list[Awaitable[object]] = [
             _reports.report_metrics(s, old.trial_id, 1, "training", 1, {"loss": 1.0}),

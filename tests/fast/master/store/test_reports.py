@@ -18,10 +18,9 @@ from det_core.master.store import (
     ingest,
     logs,
     searcher_events,
-    tokens,
     trials,
 )
-from det_core.master.store.models import Allocation, Checkpoint, Operation
+from det_core.master.store.models import Allocation, Checkpoint, Operation, Token
 from fast.master.store.conftest import add_trial
 
 FILES = {"sub/": 0, "sub/f": 2, "metadata.json": 26}
@@ -131,7 +130,7 @@ def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(session: Ses
             before = _counts(session)
         task = f"{experiment}.r1"
         session.add(Allocation(id=f"{task}.1", trial_id=number, run_id=1, state="RUNNING"))
-        tokens.add(session, task, allocation_id=f"{task}.1", trial_id=number, experiment_id=experiment)
+        session.add(Token(digest=task, kind="allocation", allocation_id=f"{task}.1"))
         session.add(Operation(trial_id=number, ordinal=0, length=1))
         searcher_events.add(session, experiment, {}, [])
         ingest.insert_journal(session, number, 1, 0, [{"kind": "status", "seq": 0, "time": 1.0, "body": {}}])

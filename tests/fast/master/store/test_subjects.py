@@ -8,15 +8,14 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from det_core.master.service import _checkpoints
+from det_core.master.service import _checkpoints, _create, _retention
+from det_core.master.service._access import hash_secret
+from det_core.master.service._exits import revoke_tokens
 from det_core.master.store import (
     change,
-    contexts,
     experiments,
     key_values,
-    operations,
     searcher_events,
-    tokens,
     trials,
 )
 from det_core.master.store.models import Allocation, Context, Experiment, Operation, Storage, Token, Trial
@@ -121,12 +120,12 @@ def test_an_allocation_is_stored_with_its_facts(session: Session, trial: int) ->
 
 def test_the_last_operation_is_current(session: Session, trial: int) -> None:
     second = trials.create(session, 1, "r2", state="ACTIVE", hparams={}).id
-    assert operations.current(session, Trial.experiment_id == 1) == {}
+    assert trials.current_operations(session, Trial.experiment_id == 1) == {}
     for owner, ordinal, metric in [(trial, 0, math.nan), (trial, 1, None), (second, 0, 2**80)]:
         session.add(Operation(trial_id=owner, ordinal=ordinal, length=4 + ordinal, metric=metric))
-    current = operations.current(session, Trial.experiment_id == 1)
+    current = trials.current_operations(session, Trial.experiment_id == 1)
     assert {owner: (row.ordinal, row.length) for owner, row in current.items()} == {trial: (1, 5), second: (0, 4)}
-    assert operations.current(session, Trial.id.in_([trial])).keys() == {trial}
+    assert trials.current_operations(session, Trial.id.in_([trial])).keys() == {trial}
     assert loaded_anew(session, current[second])["metric"] == 2**80
     first = session.get(Operation, (trial, 0))
     assert first is not None and math.isnan(loaded_anew(session, first)["metric"])
@@ -144,34 +143,27 @@ def test_events_are_counted_in_each_experiment(session: Session, trial: int) -> 
     assert math.isnan(searcher_events.after(session, 1)[1].event["metric"])
 
 
-def test_tokens_are_found_by_themselves_alone_until_they_are_revoked(session: Session) -> None:
-    for token in ("secret", "mine"):
-        tokens.add(session, token, allocation_id=f"of {token}", trial_id=1, experiment_id=1)
-    found = tokens.find(session, "secret")
-    assert found is not None and (found.kind, found.trial_id) == ("allocation", 1)
-    assert "secret" not in repr(session.execute(select(Token.__table__.c.digest)).all())
-    assert tokens.find(session, "secre") is None
-    assert tokens.find(session, found.digest) is None
-    assert tokens.find(session, "\ud800\0") is None
-    tokens.revoke(session, allocation_id="of secret")
-    assert tokens.find(session, "secret") is None
-    assert tokens.find(session, "mine") is not None
+def test_tokens_are_stored_as_digests_until_they_are_revoked(session: Session) -> None:
+    for token in ("secret", "\ud800\0"):
+        session.add(Token(digest=hash_secret(token), kind="allocation", allocation_id=f"of {hash_secret(token)}"))
+    assert "secret" not in repr(session.execute(select(Token.__table__.c)).all())
+    revoke_tokens(session, f"of {hash_secret('secret')}")
+    assert session.scalars(select(Token.digest)).all() == [hash_secret("\ud800\0")]
 
 
 def test_an_archive_is_kept_once_while_it_is_used(session: Session) -> None:
     content = bytes(range(256)) * 1000
-    digest = contexts.put(session, content)
-    assert contexts.put(session, content) == digest
-    assert contexts.get(session, digest) == content
-    assert contexts.get(session, "0" * 64) is None
+    digest = _create.add_context(session, content)
+    assert _create.add_context(session, content) == digest
+    assert session.scalars(select(Context.content)).all() == [content]
     row = Experiment(state="ACTIVE", name="a", config={}, context=digest)
     session.add(row)
-    contexts.put(session, b"unused")
-    contexts.drop_unused(session)
+    _create.add_context(session, b"unused")
+    _retention.drop_unused_contexts(session)
     assert session.scalars(select(Context.digest)).all() == [digest]
     row.state = "DELETED"
-    contexts.drop_unused(session)
-    assert contexts.get(session, digest) is None
+    _retention.drop_unused_contexts(session)
+    assert session.scalars(select(Context.digest)).all() == []
 
 
 def test_equal_storages_have_one_id(session: Session) -> None:
