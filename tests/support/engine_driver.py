@@ -62,7 +62,7 @@ async def main(home: Path, plan: Path, path: Path) -> None:
     launched = {entry["id"] for entry in record.of("launch")}
     done = set()
     engine = LocalEngine(home, Slots(2))
-    await engine.recover(launched, record, {})
+    await engine.recover(dict.fromkeys(launched), record, {})
     for name, script in scripts.items():
         if name not in launched:
             record.add("launch", name)

@@ -28,7 +28,9 @@ from det_core.master.engines import (
     Cause,
     Claim,
     Copy,
+    Ended,
     Engine,
+    Event,
     ExitReport,
     LogLine,
     Position,
@@ -410,7 +412,7 @@ class EngineSuite(ABC):
         """Yield a bench with an engine at work in ``folder``, and a listener."""
         bench = Bench(self.make_engine(folder / "home", slots), folder / "home")
         assert bench.engine.pool.slots == slots
-        await bench.engine.recover(known, bench, {f"1.{name}": 1 for name in kept})
+        await bench.engine.recover(dict.fromkeys(known), bench, {f"1.{name}": 1 for name in kept})
         task = asyncio.create_task(bench.listen())
         try:
             yield bench
@@ -431,6 +433,7 @@ class Bench:
     ended: dict[str, list[ExitReport]] = field(default_factory=dict)
     journal_at_end: dict[str, list[list[tuple[int, Mapping[str, Any]]]]] = field(default_factory=dict)
     refuse: int = 0
+    moves: list[Event] = field(default_factory=list)
     runners: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def lines(self, name: str) -> list[LogLine]:
@@ -474,6 +477,9 @@ class Bench:
     async def listen(self) -> None:
         """Take what has ended."""
         async for event in self.engine.events():
+            if not isinstance(event, Ended):
+                self.moves.append(event)
+                continue
             self.ended.setdefault(event.allocation_id, []).append(event.exit)
             so_far = list(self.journals.get(event.allocation_id, ()))
             self.journal_at_end.setdefault(event.allocation_id, []).append(so_far)

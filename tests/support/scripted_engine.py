@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from det_core.master.engines import Cause, Ended, ExitReport, Listener, Pool, Ticket
@@ -41,7 +41,7 @@ class ScriptedEngine:
     listener: Listener | None = None
     _events: asyncio.Queue[Ended] = field(default_factory=asyncio.Queue)
 
-    async def recover(self, known: Collection[str], listener: Listener, kept: Mapping[str, int]) -> None:
+    async def recover(self, known: Mapping[str, str | None], listener: Listener, kept: Mapping[str, int]) -> None:
         """Begin; allocations of the master that this engine does not run are lost."""
         self.listener = listener
         for allocation_id in known:

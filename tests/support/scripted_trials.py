@@ -7,12 +7,12 @@ status 1. It speaks to whichever service is there, and asks again when one has d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from det_core.master._errors import Fenced, Stopping
-from det_core.master.engines import Cause, Ended, ExitReport, Listener, Pool, Ticket
+from det_core.master.engines import Cause, Ended, Event, ExitReport, Listener, Pool, Ticket
 from det_core.master.service import ServiceState, _checkpoints, _operations, _preemption, _reports
 from support.scripted_engine import Launched
 
@@ -125,7 +125,7 @@ class ScriptedTrials:
 
     def __post_init__(self) -> None:
         self.listener: Listener | None = None
-        self._queue: asyncio.Queue[Ended] = asyncio.Queue()
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._running: dict[str, asyncio.Task[None]] = {}
         self._trials: dict[str, Trial] = {}
         self._ended: dict[str, ExitReport] = {}
@@ -179,7 +179,7 @@ class ScriptedTrials:
 
     # The engine.
 
-    async def recover(self, known: Collection[str], listener: Listener, kept: Mapping[str, int]) -> None:
+    async def recover(self, known: Mapping[str, str | None], listener: Listener, kept: Mapping[str, int]) -> None:
         """Adopt what runs and is known; kill what is not known; say again what has ended."""
         self.listener, self._queue = listener, asyncio.Queue()
         for allocation_id in list(self._running):
@@ -216,7 +216,11 @@ class ScriptedTrials:
             report = ExitReport(None, 9, Cause.CANCELLED, "killed by the master after its grace")
             self._timers[allocation_id] = asyncio.get_running_loop().call_later(grace, self._end, allocation_id, report)
 
-    async def events(self) -> AsyncIterator[Ended]:
+    def tell(self, event: Event) -> None:
+        """Tell the master what the test says."""
+        self._queue.put_nowait(event)
+
+    async def events(self) -> AsyncIterator[Event]:
         """Yield the allocations that have ended."""
         queue = self._queue
         while True:
@@ -260,7 +264,7 @@ class ScriptedTrials:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _hand_over(self, allocation_id: str, listener: Listener, queue: asyncio.Queue[Ended]) -> None:
+    async def _hand_over(self, allocation_id: str, listener: Listener, queue: asyncio.Queue[Event]) -> None:
         """Give the journal that a dead process left, then tell its end."""
         trial = self._trials.get(allocation_id)
         report = self._ended[allocation_id]

@@ -8,10 +8,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from det_core import _clock
 from det_core._env import child_environment
@@ -59,7 +58,7 @@ class LocalEngine:
         """Slots of this machine."""
         return Pool(self._slots.count)
 
-    async def recover(self, known: Collection[str], listener: Listener, kept: Mapping[str, int]) -> None:
+    async def recover(self, known: Mapping[str, str | None], listener: Listener, kept: Mapping[str, int]) -> None:
         """Begin; see :class:`~det_core.master.engines.Engine`."""
         self._listener = listener
         folders = {path.name: AllocationFolder(path) for path in _children(self._folders)}
@@ -170,7 +169,7 @@ class LocalEngine:
         logger.warning("allocation %s is in no record: ended and deleted", folder.path.name)
         watch = Watch(folder.path.name, folder)
         watch.kill()
-        await watch.run(_Deaf())
+        await watch.end()
         await asyncio.to_thread(_remove, folder)
 
     async def _claim(self, ticket: Ticket) -> Claim:
@@ -210,28 +209,6 @@ def _cause(error: Exception) -> Cause:
         return Cause.NOT_STARTED
     # What a ticket says stays as it is; a disk or an interpreter may be there at the next try.
     return Cause.REFUSED if isinstance(error, (ValueError, MasterError)) else Cause.NOT_STARTED
-
-
-class _Deaf:
-    """Hears nothing."""
-
-    async def journal(self, *_: object) -> None:
-        """Let it go."""
-
-    async def reports(self, *_: object) -> None:
-        """Let it go."""
-
-    async def claim(self, *_: object) -> Claim:
-        """Refuse."""
-        raise Stopping("nothing is launched here")
-
-    async def open_context(self, digest: str) -> IO[bytes]:
-        """Refuse."""
-        raise Stopping("nothing is launched here")
-
-    async def deliver(self, *_: object, **__: object) -> int:
-        """Refuse."""
-        raise Stopping("nothing is launched here")
 
 
 def _spawn(folder: AllocationFolder, *, appear: bool) -> int:

@@ -73,9 +73,7 @@ class Watch:
         """Wait until it has ended, and hand over what it left to ``listener``."""
         if self.pid is None and self.folder.is_live:
             await self._catch_up(listener)
-        await self._while_it_lives()
-        if self.folder.exit() is None and (count := await asyncio.to_thread(hunt, self.folder)):
-            logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
+        await self.end()
         for restart, rank, records in left(self.folder):
             args = (self.allocation_id, rank, records, restart)
             await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
@@ -84,6 +82,12 @@ class Watch:
         if seen is None and self.pid is not None:
             seen = Seen(Cause.LOST, "its supervisor was killed")
         return verdict(files, seen, self.asked, _clock.now())
+
+    async def end(self) -> None:
+        """Wait until it has ended and no process of it is left."""
+        await self._while_it_lives()
+        if self.folder.exit() is None and (count := await asyncio.to_thread(hunt, self.folder)):
+            logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
 
     async def _catch_up(self, listener: Listener) -> None:
         """Hand over what an adopted allocation has reported while no master was there; it ships that itself later."""

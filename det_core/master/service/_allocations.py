@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,12 @@ from det_core.master.store import change, checkpoints, models
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from det_core.master.engines import Moved, Notice
     from det_core.master.scheduler import Placement
     from det_core.master.service._actor import Transaction
     from det_core.master.service._state import ServiceState
+
+LOG = logging.getLogger("det_core")
 
 
 def schedule(hub: ServiceState, tx: Transaction) -> None:
@@ -84,6 +88,27 @@ def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
     tx.write(write)
     tx.publish(("trial", trial.id))
     tx.then(hub.runner.launch, allocation.id, code)
+
+
+def move(hub: ServiceState, event: Moved, tx: Transaction) -> None:
+    """Note how far the cluster got with an allocation."""
+    allocation = hub.live.allocations.get(event.allocation_id)
+    if allocation is None:
+        return
+    launch = allocation.launch
+    launch.phase = event.phase
+    launch.ref = event.ref or launch.ref
+    launch.nodes = event.nodes or launch.nodes
+    LOG.info("allocation %s: %s %s", allocation.id, event.phase, event.detail)
+    tx.write(change, models.Allocation, allocation.id, facts=launch.facts())
+    tx.publish(("trial", allocation.trial.id))
+
+
+def heed(hub: ServiceState, event: Notice, tx: Transaction) -> None:
+    """Have an allocation save and stop before it is ended from outside; its trial runs again."""
+    allocation = hub.live.allocations.get(event.allocation_id)
+    if allocation is not None:
+        ask_to_stop(hub, tx, allocation, f"{event.why}, in {event.seconds:.0f} s")
 
 
 def ask_to_stop(hub: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:

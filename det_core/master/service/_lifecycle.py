@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from det_core.master.service._actor import Actor
 from det_core.master.service._allocations import schedule
 from det_core.master.service._listener import Ear
+from det_core.master.service._live import Launch
 from det_core.master.service._recovery import reload, resume
 from det_core.master.service._runner import Runner
 from det_core.master.service._search import settle
@@ -25,9 +26,8 @@ async def start(hub: ServiceState) -> None:
         hub.store, partial(settle, hub), partial(schedule, hub), partial(reload, hub), hub.subscriptions.publish
     )
     await reload(hub)
-    known, kept = await hub.store.read(
-        lambda session: ([row.id for row in trials.running_allocations(session)], trials.last_runs(session))
-    )
+    rows, kept = await hub.store.read(lambda session: (trials.running_allocations(session), trials.last_runs(session)))
+    known = {row.id: Launch.from_facts(row.facts).ref for row in rows}
     hub.actor.start()
     await hub.engine.recover(known, Ear(hub), kept)
     hub.runner.watch()

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from det_core.master.scheduler import Losses, State
+from det_core.master.scheduler import Losses, Phase, State
 from det_core.master.service._measured import Measured
 
 if TYPE_CHECKING:
@@ -27,24 +27,27 @@ class Launch:
         code: digest of the claim code.
         nodes: number of nodes it runs on.
         ref: the engine's name for it; None: it has none.
+        phase: how far the cluster got with it before its nodes claimed it.
         claims: runner, and digest of its token, by node.
     """
 
     code: str = ""
     nodes: int = 1
     ref: str | None = None
+    phase: Phase = Phase.STARTING
     claims: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """Return it as JSON."""
         claims = {str(node): list(claim) for node, claim in self.claims.items()}
-        return {"code": self.code, "nodes": self.nodes, "ref": self.ref, "claims": claims}
+        return {"code": self.code, "nodes": self.nodes, "ref": self.ref, "phase": self.phase.value, "claims": claims}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> Launch:
         """Return what JSON of :meth:`facts` says."""
         claims = {int(node): (runner, digest) for node, (runner, digest) in facts.get("claims", {}).items()}
-        return cls(facts.get("code", ""), facts.get("nodes", 1), facts.get("ref"), claims)
+        phase = Phase(facts.get("phase", Phase.STARTING))
+        return cls(facts.get("code", ""), facts.get("nodes", 1), facts.get("ref"), phase, claims)
 
 
 @dataclass(eq=False)
@@ -85,6 +88,11 @@ class LiveAllocation:
     def ready(self) -> bool:
         """Whether all nodes have claimed it, so that it can be asked to stop; before, it can only be killed."""
         return self.acked or len(self.launch.claims) >= self.launch.nodes
+
+    @property
+    def phase(self) -> Phase:
+        """How far it got."""
+        return Phase.RUNNING if self.ready else self.launch.phase
 
     @property
     def ending(self) -> bool:

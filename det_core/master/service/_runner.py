@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
 from det_core.master._errors import is_content_error
-from det_core.master.engines import Cause, Ended, ExitReport, Ticket
-from det_core.master.service import _exits, _retention, _tickets, _unrecorded
+from det_core.master.engines import Cause, Ended, ExitReport, Moved, Ticket
+from det_core.master.service import _allocations, _exits, _retention, _tickets, _unrecorded
 from det_core.master.store import checkpoints
 
 if TYPE_CHECKING:
@@ -130,8 +130,13 @@ class Runner:
 
     async def _listen(self) -> None:
         async for event in self._hub.engine.events():
-            # Each in a task of its own: a storage or a database may keep one waiting, but not the others.
-            self.spawn(self._take_end(event), event.allocation_id)
+            if isinstance(event, Ended):
+                # Each in a task of its own: a storage or a database may keep one waiting, but not the others.
+                self.spawn(self._take_end(event), event.allocation_id)
+            elif isinstance(event, Moved):
+                self._hub.actor.post(partial(_allocations.move, self._hub, event))
+            else:
+                self._hub.actor.post(partial(_allocations.heed, self._hub, event))
 
     async def _take_end(self, event: Ended) -> None:
         """Register the checkpoints that an allocation left, then decide what follows from its end."""

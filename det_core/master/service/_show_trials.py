@@ -62,8 +62,7 @@ def snapshot(trial: LiveTrial) -> Snapshot:
     """Return a snapshot of a trial. Call it on the loop."""
     allocation = trial.allocation
     if allocation is not None:
-        phase = Phase.RUNNING if allocation.ready else Phase.STARTING
-        return Snapshot(phase.value, allocation.id, allocation.stop_by, parked=False)
+        return Snapshot(allocation.phase.value, allocation.id, allocation.stop_by, parked=False)
     phase_or_state = Phase.QUEUED.value if trial.pending else State.ACTIVE.value
     return Snapshot(phase_or_state, None, None, parked=not trial.pending and not trial.closed)
 

@@ -72,9 +72,9 @@ PUBLIC = {
     """,
     "det_core.protocol": "Credential IDLE_TIMEOUT MasterSession credentials",
     "det_core.master.engines": """
-        EVERY_LINE ID_PATTERN AllocationFolder Cause Claim Copy Ended Engine ExitReport LineFilter Listener LocalEngine
-        LogLine Page Pool Position Slots Ticket TrialLog append_lines check_archive delete_folders pack_files
-        read_archived unpack_archive
+        EVERY_LINE ID_PATTERN AllocationFolder Cause Claim Copy Ended Engine Event ExitReport LineFilter
+        Listener LocalEngine LogLine Moved Notice Page Pool Position Slots Ticket TrialLog append_lines
+        check_archive delete_folders pack_files read_archived unpack_archive
     """,
     "det_core.master.store": "METADATA LogLine MetricRow Store change",
     "det_core.testing": "SearchSuite",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from support.engine_suite import EngineSuite
 class Careless(LocalEngine):
     """Tells every end twice, forgets the logs of what has ended, and kills without a word in the report."""
 
-    async def recover(self, known: Collection[str], listener: Listener, kept: Mapping[str, int]) -> None:
+    async def recover(self, known: Mapping[str, str | None], listener: Listener, kept: Mapping[str, int]) -> None:
         await super().recover(known, listener, {})
 
     async def events(self) -> AsyncIterator[Ended]:

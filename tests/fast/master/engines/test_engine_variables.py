@@ -43,6 +43,12 @@ def test_the_users_variables_are_those_for_the_device_it_gets(tmp_path: Path) ->
     assert told(tmp_path, GPUS)["ON"] == "cpu"
 
 
+def test_trial_asks_an_absent_master_as_long_as_its_ticket_says(tmp_path: Path) -> None:
+    assert told(tmp_path, GPUS, patience=7.5)["DET_CORE_MASTER_TIMEOUT"] == "7.5"
+    own = {"DET_CORE_MASTER_TIMEOUT": "3"}
+    assert told(tmp_path, GPUS, patience=7.5, environment=own)["DET_CORE_MASTER_TIMEOUT"] == "3"
+
+
 def test_a_configuration_that_is_too_large_for_a_variable_stays_out(tmp_path: Path) -> None:
     small = told(tmp_path, GPUS, config={"data": "x"}, hparams={"a": 1})
     assert json.loads(small["DET_EXPERIMENT_CONFIG"]) == {"data": "x"}
