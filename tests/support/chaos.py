@@ -74,6 +74,7 @@ class Machine:
 
     Attributes:
         home: the home folder.
+        homes: it, and last the one of the machine that runs the trials, if that is another.
         saved: where checkpoints go.
         tokens: the file to which ``chaos_trial`` adds the tokens of its allocations.
         master: the master's process, while it runs.
@@ -84,6 +85,7 @@ class Machine:
     def __init__(self, folder: Path, slots: int, chance: random.Random, script: Path) -> None:
         self.home, self.saved, self.context = folder / "home", folder / "saved", folder / "context"
         self.tokens = folder / "tokens"
+        self.homes = [self.home]
         self.slots, self.chance = slots, chance
         self.context.mkdir(parents=True)
         shutil.copy(script, self.context / "train.py")
@@ -102,13 +104,17 @@ class Machine:
         log = self.home / "master.log"
         schema.place(self.home / "master" / "master.db")
         self.master = subprocess.Popen(
-            [sys.executable, "-m", "det_core.master", "--home", str(self.home), "--slots", str(self.slots)]
-            + ["--log-file", str(log)],
+            [sys.executable, *self.command(log)],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
             env={**os.environ, "DET_CORE_HOME": str(self.home)},
         )
+
+    def command(self, log: Path) -> list[str]:
+        """Return the command line of the master, less the interpreter."""
+        options = ["--home", str(self.home), "--slots", str(self.slots), "--log-file", str(log)]
+        return ["-m", "det_core.master", *options]
 
     def start(self) -> None:
         """Start a master."""
@@ -160,7 +166,7 @@ class Machine:
 
     def processes(self) -> set[Process]:
         """Return all processes here: the master, supervisors, scripts, and whatever these have started."""
-        pids = [int(told.split()[0]) for told in processes_of(self.home)]
+        pids = [int(told.split()[0]) for home in self.homes for told in processes_of(home)]
         found = {Process(pid, started) for pid in pids if (started := start_time(pid)) is not None}
         self.seen |= found
         return found
@@ -168,7 +174,7 @@ class Machine:
     def those(self, *names: str) -> list[Process]:
         """Return the live processes of allocations in these roles: ``script``, ``supervisor``."""
         found = []
-        for path in sorted((self.home / "master" / "allocations").glob("*/processes")):
+        for path in sorted((self.homes[-1] / "master" / "allocations").glob("*/processes")):
             with contextlib.suppress(OSError, ValueError):
                 known: dict[str, Any] = json.loads(path.read_text())
                 found += [Process(*known[name]) for name in names if name in known]

@@ -52,8 +52,7 @@ class Proxy:
     """A running proxy; ``requests`` has what came by since :meth:`begin`."""
 
     def __init__(self, target: str) -> None:
-        address = urlsplit(target)
-        self._target = (address.hostname, address.port)
+        self.aim(target)
         self.requests: list[Request] = []
         self.retry_after = "0"
         self._plan: Plan = lambda number, request: None
@@ -68,6 +67,15 @@ class Proxy:
         """Count from 1 again, and follow a plan; None: let everything pass."""
         self.requests = []
         self._plan = plan or (lambda number, request: None)
+
+    def aim(self, target: str) -> None:
+        """Pass new connections on to another server."""
+        address = urlsplit(target)
+        self._target = (address.hostname, address.port)
+
+    def drop(self) -> None:
+        """Drop every connection."""
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._tasks])
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
