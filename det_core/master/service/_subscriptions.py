@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 MAX_TOPICS = 16_384
@@ -19,7 +18,7 @@ ANY = object()
 """Topic that stands for every one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cursor:
     """Place in the sequence of changes.
 
@@ -102,12 +101,17 @@ class Subscriptions:
             return False
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
+        waiters = self._waiting.setdefault(topic, set())
+        waiters.add(waiter)
         timer = loop.call_later(timeout, _resolve, waiter, False)
         try:
-            with self._registered(topic, waiter):
-                return await waiter
+            return await waiter
         finally:
             timer.cancel()
+            waiters.discard(waiter)
+            # By identity: when the last one leaves late, others may wait in a new set already.
+            if not waiters and self._waiting.get(topic) is waiters:
+                del self._waiting[topic]
 
     def close(self) -> None:
         """Send away all who wait: the master stops."""
@@ -121,18 +125,6 @@ class Subscriptions:
             return True
         last = self._number if topic is ANY else self._last.get(topic, 0)
         return last > cursor.number
-
-    @contextmanager
-    def _registered(self, topic: Hashable, waiter: asyncio.Future[bool]) -> Iterator[None]:
-        waiters = self._waiting.setdefault(topic, set())
-        waiters.add(waiter)
-        try:
-            yield
-        finally:
-            waiters.discard(waiter)
-            # By identity: when the last one leaves late, others may wait in a new set already.
-            if not waiters and self._waiting.get(topic) is waiters:
-                del self._waiting[topic]
 
     def _wake(self, topic: Hashable) -> None:
         for waiter in self._waiting.get(topic, ()):

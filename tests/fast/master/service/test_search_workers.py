@@ -14,7 +14,7 @@ import pytest
 
 from det_core._standalone.processes import descendants, start_time
 from det_core.master._errors import Invalid, NotFound
-from det_core.master.service import _create, _lifecycle, _queries, _retention, _search_workers, _steering
+from det_core.master.service import _continue, _create, _lifecycle, _queries, _retention, _search_workers, _steering
 from support.mastered import Bench, bench, config_of, train, trials_of
 
 SINGLE = {"name": "single", "max_length": 2}
@@ -175,6 +175,23 @@ def test_event_without_an_answer_is_asked_again_by_the_next_master(tmp_path: Pat
             await _steering.activate(b.service, number)
             assert await b.ended(number) == "COMPLETED"
             assert list(b.reader(number).operations().values()) == [[(2, 0.5333333333333333), (4, 0.4)]]
+
+    asyncio.run(main())
+
+
+def test_killed_search_that_is_continued_decides_on_what_it_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        method = Method(tmp_path, "hold_the_interpreter()")
+        async with bench(tmp_path, train) as b:
+            number = await method.create(b)
+            await b.until(lambda: method.is_asked)
+            await _steering.kill(b.service, number)
+            assert await b.ended(number) == "CANCELED"
+            method.flag.touch()
+            await _continue.continue_experiment(b.service, number)
+            assert await b.ended(number) == "COMPLETED"
+            (trial,) = await trials_of(b.service, number)
+            assert (trial.state, trial.operation_length) == ("COMPLETED", 4)
 
     asyncio.run(main())
 
