@@ -92,10 +92,9 @@ def show(
     for start in range(0, len(rows), SHOWN_AT_ONCE):
         chunk = rows[start : start + SHOWN_AT_ONCE]
         latest, best = validations.latest_and_best(conn, [row.id for row in chunk if row.latest_step is not None])
+        managed = [row.id for row in chunk if not row.unmanaged]
         stored = _Stored(
-            operations=trials.current_operations(
-                conn, models.Trial.id.in_([row.id for row in chunk if not row.unmanaged])
-            ),
+            operations=trials.current_operations(conn, models.Trial.id.in_(managed)) if managed else {},
             checkpoints=checkpoints.latest_of_trials(conn, [row.id for row in chunk]),
             latest=latest,
             best=best,

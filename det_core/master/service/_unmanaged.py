@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from det_core import _clock
 from det_core._metadata import validate_metadata
@@ -249,16 +249,36 @@ def _follow(conn: Session, experiment_id: int, state: State) -> None:
         experiment_id: Experiment.
         state: New state of one of its trials.
     """
-    if state is State.ACTIVE:  # no other state counts then, and its trials, which may be many, need not be read
-        change(conn, models.Experiment, experiment_id, state=state.value, end_time=None)
-        return
-    latest_ends = select(models.Trial.state, func.max(models.Trial.end_time)).group_by(models.Trial.state)
-    ends = {state: end for state, end in conn.execute(latest_ends.where(models.Trial.experiment_id == experiment_id))}
-    state = max(map(State, ends), key=_RANKS.index, default=State.ACTIVE)
+    conn.flush()
+    execute = conn.connection().execute
+    key = {"experiment": experiment_id}
     end_time = None
-    if state.terminal:
-        end_time = max((end for end in ends.values() if end is not None), default=_clock.now())
-    change(conn, models.Experiment, experiment_id, state=state.value, end_time=end_time)
+    # While a trial is active no other state counts, and its trials, which may be many, need not be read.
+    if state is not State.ACTIVE and execute(_ACTIVE_TRIAL, key).first() is None:
+        ends = {state: end for state, end in execute(_LATEST_ENDS, key)}
+        state = max(map(State, ends), key=_RANKS.index, default=State.ACTIVE)
+        if state.terminal:
+            end_time = max((end for end in ends.values() if end is not None), default=_clock.now())
+    else:
+        state = State.ACTIVE
+    if execute(_STATE_AND_END, key).one() != (state.value, end_time):
+        change(conn, models.Experiment, experiment_id, state=state.value, end_time=end_time)
+
+
+# Built once: each of these is executed for each request of an unmanaged trial.
+_OF_EXPERIMENT = models.Trial.experiment_id == bindparam("experiment")
+_ACTIVE_TRIAL = (
+    select(models.Trial.id)
+    .where(_OF_EXPERIMENT, models.Trial.state == State.ACTIVE.value)
+    .order_by(models.Trial.id.desc())
+    .limit(1)
+)
+_LATEST_ENDS = (
+    select(models.Trial.state, func.max(models.Trial.end_time)).where(_OF_EXPERIMENT).group_by(models.Trial.state)
+)
+_STATE_AND_END = select(models.Experiment.state, models.Experiment.end_time).where(
+    models.Experiment.id == bindparam("experiment")
+)
 
 
 async def sweep(hub: ServiceState) -> None:

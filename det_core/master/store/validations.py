@@ -259,9 +259,12 @@ def _set(session: Session, trial_id: int, columns: Columns) -> None:
     session.connection().execute(_SET, {"trial": trial_id, **vars(columns)})
 
 
+_CONFIG = select(Experiment.config).where(Experiment.id == bindparam("experiment"))  # built once
+
+
 def _objective(session: Session, experiment_id: int) -> tuple[str, bool]:
     """Return the searched metric of an experiment, and whether smaller values are better."""
-    config = session.execute(select(Experiment.config).where(Experiment.id == experiment_id)).scalar_one()
+    config = session.connection().execute(_CONFIG, {"experiment": experiment_id}).scalar_one()
     searcher = config.get("searcher") or {}
     return str(searcher.get("metric", "")), bool(searcher.get("smaller_is_better", True))
 
