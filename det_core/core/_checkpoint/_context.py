@@ -363,7 +363,8 @@ class CheckpointContext:
     ) -> None:
         """Copy a checkpoint into a folder, comparing every byte with the manifest.
 
-        All is copied aside and compared first, and then takes its place: if this raises, the folder is as it was.
+        All is copied aside and compared first, and then takes its place: if this raises, the folder is as it was,
+        or a warning says what a disk that is gone kept from being put back.
         What else is in the folder stays.
 
         Args:

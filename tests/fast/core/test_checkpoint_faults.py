@@ -131,6 +131,12 @@ def test_download_that_fails_leaves_the_folder_as_it_was(existing: bool, how: st
             assert named in ({}, whole)
         else:
             assert named.pop("mine") == b"mine"
+            if how == "dead":  # a disk that is gone while files move in takes nothing back: each is one or the other
+                assert {"model.pt"} <= named.keys() <= whole.keys()
+                assert all(
+                    data in (whole[path], b"older" if path == "model.pt" else None) for path, data in named.items()
+                )
+                continue
             assert named in ({"model.pt": b"older"}, whole), f"half of it after {struck}"
         if how != "dead" and struck not in ("remove", "remove folder", "list"):
             aside = [*work.glob(".det_core-tmp-*"), *(work / "target").glob(".det_core-tmp-*")]
