@@ -1,4 +1,4 @@
-"""Experiments, trials, validations, checkpoints and metrics as the master shows them.
+"""Experiments, trials, validations, checkpoints, metrics, log lines and searches as the master shows them.
 
 One class a thing, for the service that fills it, the wire (``wire.encode``, ``wire.decode``) and the Python client.
 Times are seconds since the epoch; states have no prefix; an ID that is None does not exist (yet).
@@ -182,3 +182,49 @@ class MetricView:
     batch_metrics: list[dict[str, Any]] | None = on_wire("metrics.batch_metrics", decode=str_to_nonfinite, default=None)
     end_time: float | None = None
     archived: bool = False
+
+
+def _encode_level(level: str) -> str:
+    return "LOG_LEVEL_" + level.removeprefix("LOG_LEVEL_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogView:
+    """A line of a task's log; ``log`` ends in a newline."""
+
+    id: str
+    task_id: str
+    timestamp: float
+    allocation_id: str | None = None
+    rank: int | None = on_wire("rank_id", default=None)
+    level: str = on_wire(encode=_encode_level, decode=lambda level: level.removeprefix("LOG_LEVEL_"), default="INFO")
+    stdtype: str = ""
+    source: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchView:
+    """State of a search.
+
+    Attributes:
+        rungs: Brackets and rungs, for people; a user's method may have others, or none.
+        events: Number of recorded events.
+    """
+
+    experiment_id: int
+    searcher: dict[str, Any]
+    progress: float
+    rungs: Any
+    events: int
+    trials_requested: int
+    trials_closed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartView:
+    """Start of an unmanaged trial: its run, and what it resumes from."""
+
+    trial_run_id: int
+    steps_completed: int
+    latest_checkpoint: str | None = None

@@ -7,7 +7,7 @@ RFC 3339, ``STATE_``, and leaves None out. Only the keys of a record are renamed
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, TypeVar
@@ -101,29 +101,19 @@ def _entries(kind: Any) -> tuple[_Entry, ...]:
 
 
 def _conversions(key: str) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return how the value of a key is sent and read."""
     if key in INT64_KEYS:
         # JavaScript's numbers end at 2**53.
         return str, int
-    return lambda value: _value_to_wire(key, value, ()), lambda value: _value_from_wire(key, value)
-
-
-def to_wire(record: Mapping[str, Any], *, text: Collection[str] = INT64_KEYS, **names: str) -> dict[str, Any]:
-    """Return a record as the wire protocol has it.
-
-    Args:
-        record: The record.
-        text: Keys whose integers travel as text.
-        names: Other names of keys on the wire, in snake_case.
-    """
-    return {
-        _to_camel(names.get(key, key)): _value_to_wire(key, value, text)
-        for key, value in record.items()
-        if value is not None
-    }
+    if key == "state":
+        return lambda state: STATE_PREFIX + state, parse_state
+    if _is_time(key):
+        return iso, seconds
+    return lambda value: value, lambda value: value
 
 
 def from_wire(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object of an answer as a record: the inverse of :func:`to_wire`, but for integers sent as text."""
+    """Return all of an object as a dictionary, also what no record knows; integers sent as text stay text."""
     record = {}
     for name, item in value.items():
         key = _to_snake(name)
@@ -144,16 +134,6 @@ def seconds(time: Any) -> float | None:
     return float(time) if isinstance(time, int | float) else None
 
 
-def _value_to_wire(key: str, value: Any, text: Collection[str]) -> Any:
-    if key == "state":
-        return STATE_PREFIX + value
-    if _is_time(key):
-        return iso(value)
-    if key in text:
-        return str(value)
-    return value
-
-
 def _value_from_wire(key: str, value: Any) -> Any:
     if key == "state" and isinstance(value, str):
         return parse_state(value)
@@ -166,7 +146,6 @@ def _is_time(key: str) -> bool:
     return key == "timestamp" or key.endswith("_time")
 
 
-@cache
 def _to_camel(key: str) -> str:
     return re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), key)
 

@@ -18,8 +18,8 @@ from det_core.master.api import create_app
 from det_core.master.engines import Pool
 from det_core.master.service import ServiceState, _checkpoints, _create, _lifecycle, _queries
 from det_core.master.service._logs import LogQuery, open_log
-from det_core.master.service._views import LogView
 from det_core.master.store import Store
+from det_core.protocol.records import LogView
 from support import schema
 from support.master_records import RecordReader, parse_answer
 from support.scripted_trials import Script, ScriptedTrials, Trial

@@ -36,7 +36,7 @@ from det_core.master.api._types import (
 )
 from det_core.master.engines import check_archive, pack_files
 from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _searches, _steering
-from det_core.protocol.wire import encode, to_wire
+from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
     from det_core.master.service._views import CreatedView
@@ -297,7 +297,7 @@ async def wait_experiment(
 @routes.trial.get("/experiments/{experiment_id}/search")
 async def search(experiment_id: ExperimentId, service: TheService) -> Response:
     """Where the search stands: rungs, and how much has been decided."""
-    return answer({"search": to_wire(await _searches.state(service, experiment_id))})
+    return answer({"search": encode(await _searches.state(service, experiment_id))})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_trial")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from det_core.protocol.wire import encode, to_wire
+from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
-    from det_core.master.service._views import LogView
-    from det_core.protocol.records import ExperimentView, TrialView
+    from det_core.protocol.records import ExperimentView, LogView, TrialView
 
 USER = "determined"
 """Name of the one user, which the contract's clients expect."""
@@ -43,5 +42,4 @@ def trial(view: TrialView) -> dict[str, Any]:
 
 def log_line(view: LogView) -> dict[str, Any]:
     """Return one line of a log."""
-    level = "LOG_LEVEL_" + view["level"].removeprefix("LOG_LEVEL_")
-    return to_wire({**view, "level": level, "message": view["log"]}, text=("id",), rank="rank_id")
+    return {**encode(view), "message": view.log}

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from det_core.master.api._routing import PendingRequests
     from det_core.master.service._logs import LogReader
     from det_core.master.service._queries import MetricsReader
-    from det_core.master.service._views import LogView
-    from det_core.protocol.records import MetricView
+    from det_core.protocol.records import LogView, MetricView
 
 routes = Routes("streams")
 MAX_ROWS = 1000

@@ -15,7 +15,7 @@ from det_core.master.api import _shapes as shapes
 from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
 from det_core.master.api._types import Body, Id, Number, Size, Timestamp, TrialId, answer, done, state_in
 from det_core.master.service import _checkpoints, _operations, _queries, _reports, _steering, _unmanaged
-from det_core.protocol.wire import to_wire
+from det_core.protocol.wire import encode
 
 routes = Routes("trials")
 
@@ -256,7 +256,7 @@ def _check(body: CreateTrialRequest) -> None:
 async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheService) -> Response:
     """Begin another attempt of an unmanaged trial."""
     view = await _unmanaged.start_trial(service, trial_id, resume=body.resume)
-    return answer(to_wire(view))
+    return answer(encode(view))
 
 
 @routes.user.patch("/trials/{trial_id}")

@@ -26,8 +26,8 @@ from det_core.master.engines import (
 from det_core.master.scheduler import State
 from det_core.master.service._access import no_task, trial_row
 from det_core.master.service._threads import run_in_daemon_thread
-from det_core.master.service._views import LogView
 from det_core.master.store import models, trials
+from det_core.protocol.records import LogView
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

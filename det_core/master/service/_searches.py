@@ -9,8 +9,8 @@ from det_core.config import Experiment
 from det_core.master._errors import WrongState
 from det_core.master.service._access import experiment_row, no_task, read_context
 from det_core.master.service._search_workers import has_worker, recall
-from det_core.master.service._views import SearchView
 from det_core.master.store import models, searcher_events, trials
+from det_core.protocol.records import SearchView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,9 +16,8 @@ from det_core.master._errors import Invalid, NotFound, WrongState, is_content_er
 from det_core.master.scheduler import State
 from det_core.master.service import _checkpoints, _queries
 from det_core.master.service._access import experiment_row, no_trial, trial_row
-from det_core.master.service._views import StartView
 from det_core.master.store import change, checkpoints, models, trials
-from det_core.protocol.records import TrialView
+from det_core.protocol.records import StartView, TrialView
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -134,11 +133,12 @@ async def start_trial(hub: ServiceState, trial_id: int, *, resume: bool) -> Star
             last_activity=_clock.now(),
         )
         _follow(conn, row.experiment_id, State.ACTIVE)
-        started = StartView(trial_run_id=run_id, steps_completed=0, latest_checkpoint=None)
+        started = StartView(trial_run_id=run_id, steps_completed=0)
         latest = checkpoints.latest(conn, trial_id)
         if latest is not None and run_id > 1:
-            started["steps_completed"] = latest.steps_completed
-            started["latest_checkpoint"] = latest.uuid
+            started = StartView(
+                trial_run_id=run_id, steps_completed=latest.steps_completed, latest_checkpoint=latest.uuid
+            )
         return started, row.experiment_id
 
     started, experiment_id = await hub.store.write(write)

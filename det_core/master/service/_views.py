@@ -1,27 +1,13 @@
-"""Answers of the service that are records of no thing: dictionaries with snake_case keys.
+"""Answers of the service to its routes alone: dictionaries with snake_case keys.
 
-Experiments, trials, checkpoints and metrics are in :mod:`det_core.protocol.records`.
+What has a form on the wire is in :mod:`det_core.protocol.records`.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from det_core.protocol.records import ExperimentView
-
-
-class LogView(TypedDict):
-    """One line of a task's log; ``log`` ends in a newline."""
-
-    id: str
-    task_id: str
-    allocation_id: str | None
-    rank: int | None
-    timestamp: float
-    level: str
-    stdtype: str
-    source: str
-    log: str
 
 
 class OperationView(TypedDict):
@@ -37,26 +23,6 @@ class CreatedView(TypedDict):
 
     experiment: ExperimentView
     warnings: list[str]
-
-
-class StartView(TypedDict):
-    """The answer to the start of an unmanaged trial."""
-
-    trial_run_id: int
-    steps_completed: int
-    latest_checkpoint: str | None
-
-
-class SearchView(TypedDict):
-    """Where a search stands. ``rungs`` is for people; ``events`` is how many were recorded."""
-
-    experiment_id: int
-    searcher: dict[str, Any]
-    progress: float
-    rungs: Any
-    events: int
-    trials_requested: int
-    trials_closed: int
 
 
 class RendezvousView(TypedDict):

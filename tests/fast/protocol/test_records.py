@@ -8,10 +8,19 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from det_core.protocol.records import CheckpointView, ExperimentView, MetricView, TrialView, ValidationView
+from det_core.protocol.records import (
+    CheckpointView,
+    ExperimentView,
+    LogView,
+    MetricView,
+    SearchView,
+    StartView,
+    TrialView,
+    ValidationView,
+)
 from det_core.protocol.wire import decode, encode
 
-VALUES = {str: "text", int: 7, float: 1.5, bool: True, list: ["a"], dict: {"a": 1}}
+VALUES: dict[Any, Any] = {Any: 3, str: "text", int: 7, float: 1.5, bool: True, list: ["a"], dict: {"a": 1}}
 
 
 def filled(kind: Any) -> Any:
@@ -28,7 +37,10 @@ def filled(kind: Any) -> Any:
     return kind(**values)
 
 
-@pytest.mark.parametrize("kind", [CheckpointView, ExperimentView, MetricView, TrialView, ValidationView])
+KINDS = [CheckpointView, ExperimentView, LogView, MetricView, SearchView, StartView, TrialView, ValidationView]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_decode_is_the_inverse_of_encode_for_every_field(kind: Any) -> None:
     record = filled(kind)
     assert decode(kind, encode(record)) == record

@@ -317,7 +317,7 @@ async def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         assert await experiments_of(s, archived=True) == []
         assert await _searches.context(s, number) == b""
         state = await _searches.state(s, number)
-        assert (state["progress"], state["trials_requested"], state["trials_closed"]) == (1.0, 1, 1)
+        assert (state.progress, state.trials_requested, state.trials_closed) == (1.0, 1, 1)
 
 
 async def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ async def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_coun
             row.metrics
             for row in await _queries.MetricsReader(b.service.store, [trial.spec.trial_id], "training").read(1000)
         ]
-        log = [line["log"] for line in await b.log(trial.spec.trial_id)]
+        log = [line.log for line in await b.log(trial.spec.trial_id)]
         assert len(log) == 2 and "trai.ing" in log[0] and "batch_metrics" in log[0], "its bytes are kept"
         assert "{half a li" in log[1]
 

@@ -37,7 +37,7 @@ def validating(name: str, *, completes: bool) -> Script:
 async def lines(b: Bench, number: int) -> list[str]:
     """Return the master's warnings in the logs of the trials."""
     logs = [await b.log(t.id, choice=LineFilter("WARNING")) for t in await trials_of(b.service, number)]
-    return [line["log"] for log in logs for line in log]
+    return [line.log for log in logs for line in log]
 
 
 @pytest.mark.parametrize("searcher", [RANDOM, HALVING])

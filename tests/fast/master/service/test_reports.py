@@ -277,14 +277,14 @@ async def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
         again = line._replace(text="again\n", rank=1, level="ERROR")
         await _logs.append_sent(s, [(trial.spec.task_id, line), ("1.none", line), (trial.spec.task_id, again)])
         page = await waiting
-        assert [x["log"] for x in page] == ["hello\n", "again\n"]
-        assert await b.log(number, after=page[0]["id"]) == page[1:]
+        assert [x.log for x in page] == ["hello\n", "again\n"]
+        assert await b.log(number, after=page[0].id) == page[1:]
         await _reports.alert(s, 1, number, "look", "here", "WARNING")
         (last,) = await b.log(number, tail=1)
-        assert (last["log"], last["level"], last["source"]) == ("alert: look: here\n", "WARNING", "alert")
+        assert (last.log, last.level, last.source) == ("alert: look: here\n", "WARNING", "alert")
         await _steering.kill(s, 1)
         await b.ended(1)
-        assert await b.log(number, after=last["id"], follow=True) == []
+        assert await b.log(number, after=last.id, follow=True) == []
 
 
 async def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:

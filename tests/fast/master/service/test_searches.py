@@ -131,4 +131,4 @@ async def test_a_search_is_recovered_from_its_record(tmp_path: Path) -> None:
         assert await b.ended(number) == "COMPLETED"
         await b.check_replay(number)
         state = await _searches.state(b.service, number)
-        assert [len(r["entries"]) for r in state["rungs"][0]["rungs"]] == [9, 3, 1]
+        assert [len(r["entries"]) for r in state.rungs[0]["rungs"]] == [9, 3, 1]

@@ -20,6 +20,7 @@ from det_core.master.service import (
     _steering,
     _unmanaged,
 )
+from det_core.protocol.records import StartView
 from support.mastered import bench, train
 
 CONFIG: dict[str, Any] = {"name": "mine", "searcher": {"name": "single", "metric": "loss", "max_length": 100000000}}
@@ -34,11 +35,7 @@ async def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
         trials = await asyncio.gather(*(_unmanaged.put_trial(s, number, "T", {"lr": 1}) for _ in range(3)))
         assert {t.id for t in trials} == {trials[0].id} and trials[0].task_id == f"{number}.T"
         trial = trials[0].id
-        assert await _unmanaged.start_trial(s, trial, resume=False) == {
-            "trial_run_id": 1,
-            "steps_completed": 0,
-            "latest_checkpoint": None,
-        }
+        assert await _unmanaged.start_trial(s, trial, resume=False) == StartView(trial_run_id=1, steps_completed=0)
         with pytest.raises(WrongState, match="resume"):
             await _unmanaged.start_trial(s, trial, resume=False)
         assert (await _unmanaged.patch_trial(s, trial, state="RUNNING")).state == "RUNNING"
@@ -51,7 +48,7 @@ async def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
         assert await _reports.journal(s, trial, 1, 0, []) == 0
         await _checkpoints.register(s, "c", f"{number}.T", metadata={"steps_completed": 3}, resources={})
         again = await _unmanaged.start_trial(s, trial, resume=True)
-        assert again == {"trial_run_id": 2, "steps_completed": 3, "latest_checkpoint": "c"}
+        assert again == StartView(trial_run_id=2, steps_completed=3, latest_checkpoint="c")
         with pytest.raises(Fenced):
             await _reports.report_metrics(s, trial, 1, "validation", 4, {"loss": 0.5})
         with pytest.raises(Invalid, match="state"):
