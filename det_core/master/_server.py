@@ -144,6 +144,7 @@ async def _service(
     store = Store.open(
         options.database or f"sqlite:///{options.folder / 'master.db'}",
         lambda: files.check_new(start_new=options.start_new),
+        options.allocations,
     )
     keeper = asyncio.create_task(store.keep_lock(), name="det_core master: lock of the database")
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from det_core.master.store import LogLine, Store, ingest, key_values, logs, series
+from det_core.master.store import Store, ingest, key_values, series
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import upgrade
 from det_core.master.store.models import Metric
@@ -49,7 +49,6 @@ def work(writer: int, number: int) -> Callable[[Session], None]:
             for seq in range(first, first + ROWS)
         ]
         ingest.insert_journal(session, writer, 1, 0, rows)
-        logs.append(session, [LogLine(f"t.{writer}", f"{number}\n", 1.0)])
         key_values.put(session, f"{writer}-after", number)
 
     return write
@@ -128,7 +127,6 @@ def _kept(session: Session, writer: int) -> int:
         "after": key_values.get(session, f"{writer}-after", 0),
         "rows": rows / ROWS,
         "counted": tally["count"] / ROWS,
-        "lines": len(logs.after(session, f"t.{writer}", limit=1 << 30)),
     }
     assert set(found.values()) == {number}, f"writer {writer}: {number} works, but {found}"
     return number

@@ -45,6 +45,7 @@ class LogLine(NamedTuple):
         text: The rest, without its line end. A very long line comes in several.
         source: ``task``, ``master`` or ``alert``, or any word for lines that were sent.
         allocation_id: What a line that was sent says of its allocation.
+        end: Line end; empty for one that was sent without it.
     """
 
     time: float
@@ -54,6 +55,7 @@ class LogLine(NamedTuple):
     text: str
     source: str = "task"
     allocation_id: str | None = None
+    end: str = "\n"
 
     def to_json(self) -> bytes:
         """Return it as it is written by the master."""
@@ -71,7 +73,7 @@ class LogLine(NamedTuple):
             raise ValueError("not an object")
         values: Any = [fields.get(name, cls._field_defaults.get(name)) for name in cls._fields]
         line = cls(*values)
-        words = (line.stream, line.text, line.source, line.level or "", line.allocation_id or "")
+        words = (line.stream, line.text, line.source, line.end, line.level or "", line.allocation_id or "")
         is_time = type(line.time) in (int, float) and MIN_TIME <= line.time <= MAX_TIME
         if not is_time or type(line.rank) not in (int, type(None)) or not all(type(word) is str for word in words):
             raise ValueError("not a line")

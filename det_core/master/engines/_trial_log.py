@@ -261,11 +261,15 @@ def append_lines(allocations: Path, allocation_id: str, writer: str, lines: Sequ
     """
     log = LogWriter(str(allocations / allocation_id / LOG), 0, writer)
     try:
-        head = log.stamp() + b" j "
-        pieces = [piece for line in lines for piece in _pieces(line)]
-        log.append(b"".join(head + piece.to_json() + b"\n" for piece in pieces))
+        stamp = log.stamp()
+        log.append(b"".join(encode_line(stamp, line) for line in lines))
     finally:
         log.close()
+
+
+def encode_line(stamp: bytes, line: LogLine) -> bytes:
+    """Return a line as it is written by the master: at the time of the stamp, in pieces if it is long."""
+    return b"".join(b"%s j %s\n" % (stamp, piece.to_json()) for piece in _pieces(line))
 
 
 def delete_folders(allocations: Path, task_ids: Collection[str]) -> None:
@@ -283,4 +287,5 @@ def delete_folders(allocations: Path, task_ids: Collection[str]) -> None:
 def _pieces(line: LogLine) -> list[LogLine]:
     text = line.text.removesuffix("\n")
     starts = range(0, len(text) or 1, MAX_LINE_CHARS)
-    return [line._replace(text=text[start : start + MAX_LINE_CHARS]) for start in starts]
+    pieces = [line._replace(text=text[start : start + MAX_LINE_CHARS], end="") for start in starts]
+    return [*pieces[:-1], pieces[-1]._replace(end=line.text[len(text) :])]

@@ -242,5 +242,5 @@ def _view(row: models.Trial, line_id: str, line: LogLine) -> LogView:
         level=line.level or "INFO",
         stdtype=line.stream,
         source=line.source,
-        log=line.text + "\n",
+        log=line.text + line.end,
     )

@@ -166,7 +166,7 @@ async def _warn(hub: ServiceState, trial_id: int, records: Sequence[Mapping[str,
 
 async def _write_log(hub: ServiceState, task_id: str, text: str) -> None:
     """Write a warning of the master to a trial's log."""
-    line = LogLine(_clock.now(), "stderr", None, "WARNING", text, source="master")
+    line = LogLine(_clock.now(), "stderr", None, "WARNING", text + "\n", source="master")
     await _logs.append_own(hub, task_id, line)
 
 
@@ -226,5 +226,5 @@ async def alert(
         LOG.info("experiment %d: %s", experiment_id, text)
         return
     task_id = (await trial_row(hub, trial_id)).task_id
-    line = LogLine(_clock.now(), "stdout", None, level, text, source="alert")
+    line = LogLine(_clock.now(), "stdout", None, level, text + "\n", source="alert")
     await _logs.append_own(hub, task_id, line)

@@ -14,10 +14,9 @@ require("sqlalchemy", extra="master", purpose="a master's store")
 from det_core.master.store import _writers as _writers  # declares a table
 from det_core.master.store._rows import change
 from det_core.master.store._store import Store
-from det_core.master.store.logs import LogLine
 from det_core.master.store.models import Base
 from det_core.master.store.series import MetricRow
 
 METADATA = Base.metadata
 
-__all__ = ["METADATA", "LogLine", "MetricRow", "Store", "change"]
+__all__ = ["METADATA", "MetricRow", "Store", "change"]

@@ -20,12 +20,13 @@ VERSION_KEY = "det_core version"
 _REVISIONS = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 
 
-def upgrade(engine: Engine, on_new: Callable[[], None] = lambda: None) -> None:
+def upgrade(engine: Engine, on_new: Callable[[], None] = lambda: None, allocations: Path | None = None) -> None:
     """Bring a database to the newest schema, in one transaction: a kill leaves it as it was.
 
     Args:
         engine: Engine that writes.
         on_new: Called before the tables of an empty database are created; what it raises leaves the database empty.
+        allocations: Directory of the allocations' folders, which get the log lines of an older schema.
 
     Raises:
         StoreError: If a newer det_core wrote it, or its schema is unknown.
@@ -35,7 +36,7 @@ def upgrade(engine: Engine, on_new: Callable[[], None] = lambda: None) -> None:
         if current is None:
             _create(conn, on_new)
         elif current != HEAD:
-            _take_steps(conn, current)
+            _take_steps(conn, current, allocations)
         with Session(conn) as session:
             session.merge(KeyValue(key=VERSION_KEY, value=det_core.__version__))
             session.commit()  # to the transaction of the connection
@@ -48,7 +49,7 @@ def revision(conn: Connection) -> str | None:
     return conn.execute(select(_REVISIONS.c.version_num)).scalar()
 
 
-def config(conn: Connection | None) -> Any:
+def config(conn: Connection | None, allocations: Path | None = None) -> Any:
     """Return alembic's configuration to run the steps on a connection."""
     from alembic.config import Config
 
@@ -56,6 +57,7 @@ def config(conn: Connection | None) -> Any:
     options.set_main_option("script_location", str(DIRECTORY).replace("%", "%%"))
     options.set_main_option("path_separator", "os")
     options.attributes["connection"] = conn
+    options.attributes["allocations"] = allocations
     return options
 
 
@@ -73,13 +75,13 @@ def _create(conn: Connection, on_new: Callable[[], None]) -> None:
     conn.execute(_REVISIONS.insert().values(version_num=HEAD))
 
 
-def _take_steps(conn: Connection, current: str) -> None:
+def _take_steps(conn: Connection, current: str, allocations: Path | None) -> None:
     from alembic import command
     from alembic.script.revision import ResolutionError
     from alembic.util import CommandError
 
     try:
-        command.upgrade(config(conn), "head")
+        command.upgrade(config(conn, allocations), "head")
     except (CommandError, ResolutionError) as e:
         raise StoreError(
             f"the master's database {_name(conn)} was written by det_core {_writer(conn)} (schema {current}), newer "

@@ -52,12 +52,13 @@ class Store:
         self._closed = False
 
     @classmethod
-    def open(cls, url: str, on_new: Callable[[], None] = lambda: None) -> Store:
+    def open(cls, url: str, on_new: Callable[[], None] = lambda: None, allocations: Path | None = None) -> Store:
         """Open a database, after creating it or bringing it up to date. Blocks for some 0.1 s.
 
         Args:
             url: ``sqlite:////path/to/file`` or ``postgresql://user@host/name``.
             on_new: Called before an empty database gets its tables; may raise to leave it empty.
+            allocations: Directory of the allocations' folders, which get the log lines of an older schema.
 
         Raises:
             StoreLocked: If another master uses it.
@@ -69,7 +70,7 @@ class Store:
         writing = writing_engine(parsed)
         reading = reading_engine(parsed)
         try:
-            upgrade(writing, on_new)
+            upgrade(writing, on_new, allocations)
             return cls(parsed, writing, reading, lock)
         except BaseException as e:
             writing.dispose()

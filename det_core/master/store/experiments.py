@@ -11,7 +11,6 @@ from det_core.master.store._writers import Writer
 from det_core.master.store.models import (
     Allocation,
     Experiment,
-    Log,
     Metric,
     Operation,
     Record,
@@ -72,11 +71,9 @@ def by_external_id(session: Session, external_id: str) -> Experiment | None:
 def erase(session: Session, experiment_id: int) -> None:
     """Delete all that belongs to an experiment but its own row and those of its trials and checkpoints."""
     trials = select(Trial.id).where(Trial.experiment_id == experiment_id).scalar_subquery()
-    tasks = select(Trial.task_id).where(Trial.experiment_id == experiment_id).scalar_subquery()
     allocations = select(Allocation.id).where(Allocation.trial_id.in_(trials)).scalar_subquery()
     statements = [
         delete(Token).where(Token.allocation_id.in_(allocations)),
-        delete(Log).where(Log.task_id.in_(tasks)),
         delete(SearcherEvent).where(SearcherEvent.experiment_id == experiment_id),
     ]
     for kind in (Metric, Writer, Record, Operation, Allocation, RunMetadata):

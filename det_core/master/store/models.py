@@ -222,7 +222,6 @@ class Allocation(Base, kw_only=True):
     slot_ids: Mapped[list[int]] = mapped_column(default_factory=list)
     steps_completed: Mapped[int] = mapped_column(default=0)
     latest_checkpoint: Mapped[str | None] = mapped_column(default=None)
-    ready: Mapped[bool] = mapped_column(default=False)
     preempt_time: Mapped[float | None] = mapped_column(default=None)
     preempt_reason: Mapped[str | None] = mapped_column(default=None)
     acked: Mapped[bool] = mapped_column(default=False)
@@ -348,25 +347,6 @@ class Checkpoint(Base, kw_only=True):
     steps_completed: Mapped[int]
     report_time: Mapped[float] = mapped_column(default_factory=_clock.now)
     reported: Mapped[str]
-
-
-class Log(Base, kw_only=True):
-    """Line of a task's log; IDs grow over all tasks and are never used again."""
-
-    __tablename__ = "logs"
-    __table_args__ = (Index(None, "task_id", "id"), {"sqlite_autoincrement": True})
-
-    id: Mapped[int] = mapped_column(Serial, primary_key=True, default=None)
-    task_id: Mapped[str]
-    allocation_id: Mapped[str | None] = mapped_column(default=None)
-    agent_id: Mapped[str | None] = mapped_column(default=None)
-    container_id: Mapped[str | None] = mapped_column(default=None)
-    rank: Mapped[int | None] = mapped_column(default=None)
-    timestamp: Mapped[float]
-    level: Mapped[str]
-    stdtype: Mapped[str]
-    source: Mapped[str]
-    log: Mapped[str]
 
 
 class Metric(Base, kw_only=True):

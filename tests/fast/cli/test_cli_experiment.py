@@ -289,7 +289,8 @@ def test_logs_of_an_experiment_are_whole_and_in_order(master: Running, command: 
     specs = master.launched(number, 2)
     for begin in (0, 700):
         for spec in specs:
-            head = {"task_id": spec.task_id, "allocation_id": spec.allocation_id, "timestamp": "2026-01-01T00:00:00Z"}
+            head = {"task_id": spec.task_id, "allocation_id": spec.allocation_id}
+            head["timestamp"] = f"2026-01-01T00:00:0{begin // 700}Z"
             lines = [{**head, "log": f"{n}\n", "stdtype": "stdout"} for n in range(begin, begin + 700)]
             assert master.ask("POST", "task/logs", {"logs": lines}).status == 200
     printed = command("e", "logs", number).splitlines()

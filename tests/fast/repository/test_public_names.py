@@ -74,9 +74,9 @@ PUBLIC = {
     "det_core.master.engines": """
         EVERY_LINE ID_PATTERN AllocationFolder Cause Claim Copy Ended Engine Event ExitReport LineFilter
         Listener LocalEngine LogLine Moved Notice Page Pool Position Slots Ticket TrialLog append_lines
-        check_archive delete_folders pack_files read_archived unpack_archive
+        check_archive delete_folders encode_line pack_files read_archived unpack_archive
     """,
-    "det_core.master.store": "METADATA LogLine MetricRow Store change",
+    "det_core.master.store": "METADATA MetricRow Store change",
     "det_core.testing": "SearchSuite",
 }
 

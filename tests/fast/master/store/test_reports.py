@@ -1,4 +1,4 @@
-"""Checkpoints and logs, on each kind of database; and the end of an experiment."""
+"""Checkpoints, on each kind of database; and the end of an experiment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from sqlalchemy.orm import Session
 from det_core.errors import StoreConflict
 from det_core.master.store import (
     METADATA,
-    LogLine,
     change,
     checkpoints,
     experiments,
     ingest,
-    logs,
     searcher_events,
     trials,
 )
@@ -104,24 +102,6 @@ def test_the_latest_is_the_complete_one_of_the_most_steps(session: Session, tria
     assert checkpoints.of_experiment(session, 2) == []
 
 
-def test_log_lines_are_followed_by_their_ids(session: Session) -> None:
-    lines = [LogLine("1.r1", f"line {i}\n", float(i), rank=i % 2, level="ERROR") for i in range(25)]
-    logs.append(session, lines[:10])
-    logs.append(session, [LogLine("2.r1", "other nul \0\n", 1.0)])
-    logs.append(session, lines[10:])
-    logs.append(session, [])
-    first = logs.after(session, "1.r1", limit=10)
-    rest = logs.after(session, "1.r1", first[-1].id)
-    assert [row.log for row in first + rest] == [line.log for line in lines]
-    assert [row.id for row in first + rest] == sorted(row.id for row in first + rest)
-    assert (first[1].rank, first[1].level, first[1].stdtype, first[1].source) == (1, "ERROR", "stdout", "task")
-    assert logs.after(session, "1.r1", 2**80) == []
-    assert [row.log for row in logs.last(session, "1.r1", limit=2)] == ["line 23\n", "line 24\n"]
-    assert logs.last_id(session, "1.r1") == rest[-1].id
-    assert logs.last_id(session, "3.r1") == 0
-    assert logs.after(session, "2.r1")[0].log == "other nul \ufffd\n"
-
-
 def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(session: Session, trial: int) -> None:
     second = add_trial(session)
     before = None
@@ -135,7 +115,6 @@ def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(session: Ses
         searcher_events.add(session, experiment, {}, [])
         ingest.insert_journal(session, number, 1, 0, [{"kind": "status", "seq": 0, "time": 1.0, "body": {}}])
         ingest.report(session, number, 1, "training", 1, {"a": 1})
-        logs.append(session, [LogLine(task, "x", 1.0)])
         trials.set_metadata(session, number, {"a": 1})
     experiments.erase(session, 2)
     assert _counts(session) == before
