@@ -26,6 +26,7 @@ import requests
 from det_core import client
 from det_core._standalone.processes import start_time
 from det_core.errors import MasterError
+from det_core.master.engines import AllocationFolder
 from support import chaos_checks, schema
 from support.leftovers import processes_of
 from support.master_records import RecordReader, parse_answer
@@ -216,7 +217,8 @@ class Machine:
         """Wait for its end, and until everything was put in order; returns its state."""
         state = self.experiment(number).wait()
         until(lambda: asyncio.run(chaos_checks.is_retained(self.reader(number))))
-        until(lambda: not os.listdir(self.home / "master" / "allocations"))
+        folders = list((self.home / "master" / "allocations").iterdir())
+        until(lambda: all(AllocationFolder(path).has_only_log for path in folders))
         return state
 
     def begun(self, number: int) -> int:
