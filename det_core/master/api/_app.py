@@ -13,11 +13,10 @@ from det_core.master.api import (
     _allocations,
     _checkpoints,
     _experiments,
+    _logs,
     _master,
+    _metrics,
     _refusals,
-    _reports,
-    _streams,
-    _tasks,
     _trials,
 )
 from det_core.master.api._auth import Authenticator, OwnHosts
@@ -26,14 +25,13 @@ from det_core.master.api._types import answer
 from det_core.master.service import ServiceState
 
 ROUTES: tuple[Routes, ...] = (
-    _reports.routes,
+    _metrics.routes,
     _trials.routes,
     _allocations.routes,
-    _streams.routes,
+    _logs.routes,
     _checkpoints.routes,
     _experiments.routes,
-    _tasks.routes,
-    _tasks.plain_routes,
+    _logs.plain_routes,
     _master.routes,
     _master.plain_routes,
 )

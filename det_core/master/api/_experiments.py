@@ -229,6 +229,12 @@ async def model_def(experiment_id: ExperimentId, service: TheService) -> Respons
     return answer_archive(await _searches.context(service, experiment_id))
 
 
+@routes.trial.get("/tasks/{task_id}/context_directory")
+async def context_directory(task_id: str, service: TheService) -> Response:
+    """The context directory of a task."""
+    return answer_archive(await _searches.task_context(service, task_id))
+
+
 @routes.user.post("/experiments/continue")
 async def continue_experiment(body: ContinueRequest, service: TheService) -> Response:
     """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""

@@ -51,6 +51,16 @@ def rows_of_page(limit: int) -> int:
     return min(limit or MAX_ROWS, MAX_ROWS)
 
 
+NDJSON = "application/x-ndjson"
+LINES: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
+"""Description of the answers of routes that send lines."""
+
+
+def encode_line(result: dict[str, Any]) -> bytes:
+    """Return a line of an answer."""
+    return dump({"result": result}) + b"\n"
+
+
 async def answer_page(
     key: str, shape: Callable[[T], dict[str, Any]], views: Sequence[T], total: int, *, offset: int, limit: int
 ) -> Response:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from det_core.master.api import _streams
+from det_core.master.api import _logs, _metrics
 from det_core.protocol import wire
 from support.processes import until
 from support.readers import Readers
@@ -73,7 +73,7 @@ def test_a_log_that_is_followed_ends_with_its_trial(master: Running) -> None:
 
 
 def test_silent_log_that_is_followed_sends_blank_lines(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_streams, "BLANK_LINE_INTERVAL", 0.1)
+    monkeypatch.setattr(_logs, "BLANK_LINE_INTERVAL", 0.1)
     spec = master.a_trial()
     url = f"{master.url}/api/v1/trials/{spec.trial_id}/logs?follow=true"
     with requests.get(url, headers={"Authorization": f"Bearer {master.token}"}, stream=True) as response:
@@ -109,7 +109,7 @@ def test_metrics_are_encoded_off_the_loop(master: Running, monkeypatch: pytest.M
         threads.add(threading.current_thread().name)
         return wire.encode(row)
 
-    monkeypatch.setattr(_streams, "encode", encode)
+    monkeypatch.setattr(_metrics, "encode", encode)
     spec = master.a_trial()
     report = {"trialRunId": 1, "stepsCompleted": 1, "metrics": {"avgMetrics": {"loss": 1.0}}}
     master.ask("POST", f"trials/{spec.trial_id}/metrics", {"group": "training", "metrics": report})

@@ -1,42 +1,34 @@
-"""Routes that answer line by line: logs, which may be followed, and metrics (§7.1, §10)."""
+"""Routes of logs: lines in, and lines out, which may be followed (rows 27 and 28 of §4; §7)."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 
-from det_core._json import dump
+from det_core import _clock
 from det_core.master._errors import NotFound, Stopping
 from det_core.master.api import _shapes as shapes
-from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService, end_of_route
-from det_core.master.api._types import INT32, INT64, Id, Timestamp, TrialId
-from det_core.master.engines import ID_PATTERN, LineFilter
-from det_core.master.service import _queries
-from det_core.master.service._logs import LogQuery, open_log
-from det_core.protocol.wire import encode
+from det_core.master.api._auth import Caller
+from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
+from det_core.master.api._types import INT32, INT64, LINES, NDJSON, Body, Int64, Timestamp, TrialId, done, encode_line
+from det_core.master.engines import ID_PATTERN, LineFilter, LogLine
+from det_core.master.service._logs import LogQuery, append_sent, open_log
 
 if TYPE_CHECKING:
     from det_core.master.api._routing import PendingRequests
     from det_core.master.service._logs import LogReader
-    from det_core.master.service._queries import MetricsReader
-    from det_core.protocol.records import LogView, MetricView
+    from det_core.protocol.records import LogView
 
-routes = Routes("streams")
-MAX_ROWS = 1000
-"""Metrics rows read from the store at a time."""
+routes = Routes("logs")
+plain_routes = Routes("logs", prefix="")
 MAX_LOG_LINES = 1000
 """Log lines read at a time."""
 BLANK_LINE_INTERVAL = 15.0
 """Seconds without a line after which a log that is followed sends a blank one, so that nobody takes it for dead."""
-NDJSON = "application/x-ndjson"
-_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
-After = Annotated[int, Query(ge=0, le=INT64, description="Only what has a greater id.")]
-Limit = Annotated[int, Query(ge=0, le=INT32, description="At most so many; 0: all.")]
-Groups = Annotated[list[Id], Query(min_length=1, max_length=1000)]
 
 
 class LogParameters(BaseModel):
@@ -65,7 +57,7 @@ class LogParameters(BaseModel):
         )
 
 
-@routes.trial.get("/trials/{trial_id}/logs", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/trials/{trial_id}/logs", response_class=StreamingResponse, responses=LINES)
 async def trial_logs(
     request: Request,
     trial_id: TrialId,
@@ -78,7 +70,7 @@ async def trial_logs(
     return await _send_log(request, pending, reader, parameters)
 
 
-@routes.trial.get("/tasks/{task_id}/logs", response_class=StreamingResponse, responses=_LINES)
+@routes.trial.get("/tasks/{task_id}/logs", response_class=StreamingResponse, responses=LINES)
 async def task_logs(
     request: Request,
     task_id: str,
@@ -111,7 +103,7 @@ async def _send_log(
         try:
             while True:
                 left -= len(lines)
-                text = b"".join(_line(shapes.log_line(line)) for line in lines)
+                text = b"".join(encode_line(shapes.log_line(line)) for line in lines)
                 lines = []  # not kept while a slow reader takes them
                 yield text
                 if reader.is_over or left <= 0:
@@ -125,53 +117,56 @@ async def _send_log(
     return StreamingResponse(send(), media_type=NDJSON)
 
 
-@routes.trial.get("/trials/metrics/trial_metrics", response_class=StreamingResponse, responses=_LINES)
-@routes.trial.get("/trials/metrics/training_metrics", response_class=StreamingResponse, responses=_LINES)
-@routes.trial.get("/trials/metrics/validation_metrics", response_class=StreamingResponse, responses=_LINES)
-async def read_metrics(
-    request: Request,
-    service: TheService,
-    caller: TheCaller,
-    trial_ids: Groups,
-    group: str = "",
-    after: After = 0,
-    limit: Limit = 0,
-    archived: bool = False,
-) -> Response:
-    """Send metrics of trials, a JSON object with some rows a line: of the group that the path names, or of ``group``.
+class TaskLog(Body):
+    """One line of a log; without a time it is that of its arrival. ``rank`` is what some clients call ``rank_id``."""
 
-    Without either, those of all groups.
-    """
-    for trial_id in trial_ids:
-        caller.check(trial_id=trial_id)
-    named = end_of_route(request).removesuffix("_metrics")
-    group = group if named == "trial" else named
-    reader = _queries.MetricsReader(service.store, trial_ids, group or None, after=after, archived=archived)
-    left = limit or INT64
-    return StreamingResponse(_rows(reader, await _read_rows(reader, left), left), media_type=NDJSON)
+    task_id: str
+    allocation_id: str | None = None
+    rank_id: Int64 | None = None
+    rank: Int64 | None = None
+    timestamp: Timestamp | None = None
+    level: str = "LOG_LEVEL_INFO"
+    stdtype: str = "stdout"
+    source: str = "task"
+    log: str = ""
 
 
-async def _read_rows(reader: MetricsReader, left: int) -> tuple[int, bytes]:
-    """Return the number of rows read, and the line with those that are asked for."""
+class TaskLogsRequest(Body):
+    """Lines of a log, in order."""
 
-    def encode_rows(rows: list[MetricView]) -> tuple[int, bytes]:
-        return len(rows), _line({"metrics": [encode(row) for row in rows[:left]]})
-
-    # Encoded in the thread that reads: on the loop, six readers kept each other request waiting for seconds.
-    return await reader.read_as(min(left, MAX_ROWS), encode_rows)
+    logs: list[TaskLog] = Field(default_factory=list)
 
 
-async def _rows(reader: MetricsReader, first: tuple[int, bytes], left: int) -> AsyncIterator[bytes]:
-    count, text = first
-    while count:
-        is_over = count < min(left, MAX_ROWS)
-        left -= count
-        yield text
-        if is_over or left <= 0:
-            return
-        text = b""  # not kept while the next rows are read
-        count, text = await _read_rows(reader, left)
+@routes.trial.post("/task/logs")
+async def take_logs(body: TaskLogsRequest, service: TheService, caller: TheCaller) -> Response:
+    """Take log lines."""
+    await _take(body.logs, service, caller)
+    return done()
 
 
-def _line(result: dict[str, Any]) -> bytes:
-    return dump({"result": result}) + b"\n"
+@plain_routes.trial.post("/task-logs")
+async def take_plain_logs(body: list[TaskLog], service: TheService, caller: TheCaller) -> Response:
+    """Take log lines, in the form of clients that no master started."""
+    await _take(body, service, caller)
+    return done()
+
+
+async def _take(lines: Sequence[TaskLog], service: TheService, caller: Caller) -> None:
+    for task_id in {line.task_id for line in lines}:
+        caller.check(task_id=task_id)
+    for allocation_id in {line.allocation_id for line in lines if line.allocation_id is not None}:
+        caller.check(allocation_id=allocation_id)
+    arrived = _clock.now()
+    await append_sent(service, [(line.task_id, _to_line(line, arrived)) for line in lines])
+
+
+def _to_line(line: TaskLog, arrived: float) -> LogLine:
+    return LogLine(
+        time=line.timestamp if line.timestamp is not None else arrived,
+        stream=line.stdtype or "stdout",
+        rank=line.rank_id if line.rank_id is not None else line.rank,
+        level=line.level.removeprefix("LOG_LEVEL_") or None,
+        text=line.log,
+        source=line.source or "task",
+        allocation_id=line.allocation_id,
+    )
