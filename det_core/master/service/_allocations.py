@@ -69,8 +69,11 @@ def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
 
     def write(conn: Session) -> None:
         latest = checkpoints.latest(conn, trial_id)
-        allocation.steps_completed = 0 if latest is None else latest.steps_completed
-        allocation.latest_checkpoint = warm_start if latest is None else latest.uuid
+        if latest is None:
+            allocation.latest_checkpoint = warm_start
+        else:
+            allocation.latest_checkpoint = latest.uuid
+            allocation.steps_completed = latest.steps_completed
         row = models.Allocation(
             id=allocation.id,
             trial_id=trial_id,

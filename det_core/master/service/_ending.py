@@ -69,7 +69,9 @@ def finish(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> No
     if not experiment.state.stopping:
         return
     experiment.state = experiment.state.end
-    progress = 1.0 if experiment.state is State.COMPLETED or experiment.search is None else experiment.search.progress()
+    progress = 1.0
+    if experiment.state is not State.COMPLETED and experiment.search is not None:
+        progress = experiment.search.progress()
     tx.write(_write, experiment.id, experiment.state, progress, experiment.error)
     tx.write(_retention.due, add=experiment.id)
     _stop_search(tx, experiment)

@@ -29,10 +29,11 @@ def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitRe
     """Decide on the end of an allocation; a repeat changes nothing.
 
     Args:
-        hub, tx: where.
-        allocation_id: the allocation.
-        report: how it ended.
-        saved: whether it saved a checkpoint.
+        hub: Parts of the service.
+        tx: Transaction of the decision.
+        allocation_id: Allocation.
+        report: Report of its end.
+        saved: Whether it saved a checkpoint.
     """
     tx.then(hub.runner.forget, allocation_id)
     allocation = hub.live.allocations.pop(allocation_id, None)
@@ -67,7 +68,8 @@ def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitRe
         ),
         kind,
     )
-    _follow(hub, tx, trial, after, _told(allocation_id, report) if has_failed else None)
+    error = _describe(allocation_id, report) if has_failed else None
+    _follow(hub, tx, trial, after, error)
     hub.live.touch(trial.experiment)
 
 
@@ -102,7 +104,7 @@ def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind
         exit_kind=kind.value,
         exit_status=report.status,
         exit_signal=report.signal,
-        exit_detail=_told(allocation.id, report),
+        exit_detail=_describe(allocation.id, report),
         end_time=report.time,
     )
     tx.write(revoke_tokens, allocation.id)
@@ -113,7 +115,9 @@ def revoke_tokens(session: Session, allocation_id: str) -> None:
     session.execute(delete(models.Token).where(models.Token.allocation_id == allocation_id))
 
 
-def _told(allocation_id: str, report: ExitReport) -> str:
+def _describe(allocation_id: str, report: ExitReport) -> str:
     """Return the description of an end for people: which allocation, how, and its last lines."""
-    said = "".join(f"\n    {line}" for line in report.last_lines[-10:])
-    return f"{allocation_id}: {report.detail}" + (f"; its last lines:{said}" if said else "")
+    description = f"{allocation_id}: {report.detail}"
+    if report.last_lines:
+        description += "; its last lines:" + "".join(f"\n    {line}" for line in report.last_lines[-10:])
+    return description

@@ -132,8 +132,10 @@ def validated(
 
 
 def _value(values: Mapping[str, Any], name: str) -> float | None:
-    found = validations.number(values, name)
-    return _operations.as_number(values.get(name)) if found is None else found
+    number = validations.number(values, name)
+    if number is None:
+        return _operations.as_number(values.get(name))
+    return number
 
 
 def _operation(body: Mapping[str, Any]) -> Act:

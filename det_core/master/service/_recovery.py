@@ -126,13 +126,16 @@ def _experiment(hub: ServiceState, kept: Kept, search: Search | SearchWorker | s
         spec=Experiment(row.config, row.warnings),
         state=State(row.state),
         priority=row.priority,
-        search=None if isinstance(search, str) else search,
-        broken=search if isinstance(search, str) else None,
+        search=None,
         events=kept.count,
         context=row.context,
         warm_start=next((t.warm_start for t in kept.trials), None),
         error=row.error,
     )
+    if isinstance(search, str):
+        experiment.broken = search
+    else:
+        experiment.search = search
     if isinstance(search, SearchWorker):
         experiment.unanswered.extend(event_from_dict(event.event) for event in kept.events if event.actions is None)
     for trial in kept.trials:

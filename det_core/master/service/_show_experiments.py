@@ -51,13 +51,17 @@ def snapshots(hub: ServiceState) -> dict[int, Snapshot]:
 def snapshot(hub: ServiceState, experiment_id: int) -> dict[int, Snapshot]:
     """Return a snapshot of one experiment; none if it has ended. Call it on the loop."""
     live = hub.live.experiments.get(experiment_id)
-    return {} if live is None else {experiment_id: _snapshot(live)}
+    if live is None:
+        return {}
+    return {experiment_id: _snapshot(live)}
 
 
 def _snapshot(experiment: LiveExperiment) -> Snapshot:
     allocations = [trial.allocation for trial in experiment.trials.values() if trial.allocation is not None]
     measured = experiment.measured
-    remarks = [] if measured.warning is None or measured.known else [measured.warning]
+    remarks = []
+    if measured.warning is not None and not measured.known:
+        remarks.append(measured.warning)
     if isinstance(experiment.search, SearchWorker):
         remarks += experiment.search.remarks()
     return Snapshot(
@@ -107,8 +111,12 @@ def _one(
     row: models.Experiment, num_trials: int, best: BestTrial | None, live: Snapshot | None, remarks: list[str]
 ) -> ExperimentView:
     spec = Experiment(row.config)
-    stopping = () if live is None else live.stop_by
-    progress = row.progress if live is None or live.progress is None else live.progress
+    stopping: tuple[float, ...] = ()
+    progress = row.progress
+    if live is not None:
+        stopping = live.stop_by
+        if live.progress is not None:
+            progress = live.progress
     if row.state == State.COMPLETED:
         progress = 1.0
     return ExperimentView(

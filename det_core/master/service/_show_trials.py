@@ -55,7 +55,9 @@ class _Stored:
 
 def snapshots(experiment: LiveExperiment | None) -> dict[int, Snapshot]:
     """Return snapshots of the trials of an experiment; none if it has ended. Call it on the loop."""
-    return {} if experiment is None else {trial.id: snapshot(trial) for trial in experiment.trials.values()}
+    if experiment is None:
+        return {}
+    return {trial.id: snapshot(trial) for trial in experiment.trials.values()}
 
 
 def snapshot(trial: LiveTrial) -> Snapshot:
@@ -63,8 +65,9 @@ def snapshot(trial: LiveTrial) -> Snapshot:
     allocation = trial.allocation
     if allocation is not None:
         return Snapshot(allocation.phase.value, allocation.id, allocation.stop_by, parked=False)
-    phase_or_state = Phase.QUEUED.value if trial.pending else State.ACTIVE.value
-    return Snapshot(phase_or_state, None, None, parked=not trial.pending and not trial.closed)
+    if trial.pending:
+        return Snapshot(Phase.QUEUED.value, None, None, parked=False)
+    return Snapshot(State.ACTIVE.value, None, None, parked=not trial.closed)
 
 
 def in_states(states: Sequence[str], live: Mapping[int, Snapshot]) -> ColumnElement[bool]:
@@ -105,17 +108,22 @@ def show(
 
 def show_one(conn: Session, experiment: models.Experiment, row: models.Trial, live: Snapshot | None) -> TrialView:
     """Return one trial, with how its last run ended."""
-    (view,) = show(conn, experiment, [row], {} if live is None else {row.id: live})
+    snapshots = {} if live is None else {row.id: live}
+    (view,) = show(conn, experiment, [row], snapshots)
     return replace(view, exit_status=_exit_status(conn, row))
 
 
 def _exit_status(conn: Session, row: models.Trial) -> int | None:
     """Return how the last run of a trial ended, as a shell's exit status."""
+    if row.unmanaged:
+        return None
     of_run = (models.Allocation.trial_id == row.id) & (models.Allocation.run_id == row.run_id)
-    run = None if row.unmanaged else conn.scalar(select(models.Allocation).where(of_run))
+    run = conn.scalar(select(models.Allocation).where(of_run))
     if run is None:
         return None
-    return run.exit_status if run.exit_signal is None else 128 + run.exit_signal
+    if run.exit_signal is not None:
+        return 128 + run.exit_signal
+    return run.exit_status
 
 
 def _view(row: models.Trial, spec: Experiment, stored: _Stored, live: Snapshot | None) -> TrialView:
@@ -153,7 +161,9 @@ def _progress(row: models.Trial, spec: Experiment, operation: models.Operation |
     """Return the fraction done: as reported, or the steps reported of all that may come to be trained."""
     if row.state == State.COMPLETED:
         return 1.0
-    whole = spec.max_units or (None if operation is None else operation.length)
+    whole = spec.max_units
+    if whole is None and operation is not None:
+        whole = operation.length
     if not whole or row.steps > whole or spec.unit not in (None, "batches"):
         return row.progress  # its steps are of another kind
     return max(row.progress, row.steps / whole)
@@ -175,6 +185,8 @@ def _state(row: models.Trial, live: Snapshot | None) -> str:
     """Return the state; of an ACTIVE trial how far its allocation is."""
     if row.state != State.ACTIVE:
         return row.state
-    if row.unmanaged:
-        return Phase.RUNNING.value if row.run_id else row.state
-    return row.state if live is None else live.phase
+    if row.unmanaged and row.run_id:
+        return Phase.RUNNING.value
+    if live is not None:
+        return live.phase
+    return row.state

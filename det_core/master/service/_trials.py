@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
     from det_core.search import ExitReason
 
+_REASONS: dict[State, ExitReason] = {State.CANCELED: "canceled", State.ERROR: "errored"}
+"""Reasons for the search by the state in which a trial ends; of any other the trial has completed."""
+
 
 def create(
     hub: ServiceState,
@@ -137,26 +140,21 @@ def stop(hub: ServiceState, tx: Transaction, trial: LiveTrial, state: State, why
 
     Args:
         hub, tx: where.
-        trial: the trial.
-        state: what it is meanwhile, STOPPING_….
-        why: for people.
+        trial: Trial.
+        state: State meanwhile, STOPPING_….
+        why: Reason, for people.
     """
     if trial.state.stopping and state is not State.STOPPING_KILLED:
         return
     dequeue(hub, trial)
     if trial.allocation is None:
-        ended = state.end
-        end(hub, tx, trial, ended, "canceled" if ended is State.CANCELED else _reason(ended))
+        end(hub, tx, trial, state.end, _REASONS.get(state.end, "completed"))
         return
     set_state(tx, trial, trial.state.after_order(state))
     if state in (State.STOPPING_KILLED, State.STOPPING_ERROR):
         _allocations.kill(hub, tx, trial.allocation, why)
     else:
         _allocations.ask_to_stop(hub, tx, trial.allocation, why)
-
-
-def _reason(state: State) -> ExitReason:
-    return "errored" if state is State.ERROR else "completed"
 
 
 def end(

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from det_core.master.store.models import Record
 
 LOG = logging.getLogger("det_core")
-PATIENCE = 60.0
-"""Seconds that a storage may take to answer before the trial goes on without an answer."""
+STORAGE_TIMEOUT = 60.0
+"""Maximum wait in seconds for the answer of a storage; then the trial goes on without."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ async def make_up(hub: ServiceState, allocation_id: str) -> Doubt | None:
     def doubt(conn: Session) -> Doubt | None:
         rows = unknown(conn, "checkpoint_commit")
         chosen = _checkpoints.storage_of_run(conn, allocation_id)
-        return Doubt(trial, _checkpoints.find_storage(conn, chosen, trial.experiment.id), rows) if rows else None
+        if not rows:
+            return None
+        return Doubt(trial, _checkpoints.find_storage(conn, chosen, trial.experiment.id), rows)
 
     for row in await hub.store.read(lambda conn: unknown(conn, "checkpoint")):
         await _register(hub, trial, row.body, row.time)
@@ -87,7 +89,7 @@ async def look(hub: ServiceState, doubt: Doubt) -> None:
     for row in doubt.records:
         uuid = str(row.body.get("storage_id"))
         try:
-            found = await asyncio.wait_for(run_in_daemon_thread(_found, hub, doubt.storage, uuid), PATIENCE)
+            found = await asyncio.wait_for(run_in_daemon_thread(_found, hub, doubt.storage, uuid), STORAGE_TIMEOUT)
         except Exception as e:  # a driver may raise anything, and the trial is to go on
             what = "its storage does not answer" if isinstance(e, asyncio.TimeoutError) else str(e)
             LOG.warning("trial %d: whether checkpoint %s is complete is not known: %s", doubt.trial.id, uuid, what)
