@@ -46,11 +46,16 @@ class Twice(SearchMethod):
 """
 
 
-@pytest.mark.parametrize(("search", "slots"), list(zip(SEARCHES, (1, 2, 1, 2, 1, 2), strict=True)))
-async def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> None:
-    if search == "optuna":
-        pytest.importorskip("optuna")  # here, as the replay would import it on the loop
+@pytest.fixture
+def search(request: pytest.FixtureRequest) -> str:
+    """Return the name of a search whose library is imported: the replay would import it on the loop."""
+    if request.param == "optuna":
+        pytest.importorskip("optuna")
+    return str(request.param)
 
+
+@pytest.mark.parametrize(("search", "slots"), list(zip(SEARCHES, (1, 2, 1, 2, 1, 2), strict=True)), indirect=["search"])
+async def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> None:
     async with bench(tmp_path, train, slots) as b:
         number = await b.create(SEARCHES[search])
         assert await b.ended(number) == "COMPLETED"
