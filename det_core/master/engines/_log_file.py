@@ -210,6 +210,7 @@ class LogFile:
         Raises:
             BudgetUsed: If there is a further block, and the budget is used up.
         """
+        has_read = False
         for start, following in self._segments:
             if following is not None and following <= offset:
                 continue
@@ -218,7 +219,9 @@ class LogFile:
                 offset = start
             with self._open(start) as segment:
                 while block := segment.lines_from(offset - start):
-                    budget.check()
+                    if has_read:  # the first block is free, so that each read comes further
+                        budget.check()
+                    has_read = True
                     budget.left -= len(block)
                     yield from self._entries(block, offset, choice)
                     offset += len(block)
@@ -228,6 +231,7 @@ class LogFile:
 
     def backward(self, offset: int, choice: LineFilter, budget: Budget, passed: dict[LogKey, int]) -> Iterator[Entry]:
         """Yield the chosen lines before an offset, the last one first; see :meth:`forward`."""
+        has_read = False
         for start, following in reversed(self._segments):
             if start >= offset:
                 continue
@@ -236,7 +240,9 @@ class LogFile:
                     yield self._gap(start + segment.size, following)
                 offset = min(offset, start + segment.size)
                 while block := segment.lines_before(offset - start):
-                    budget.check()
+                    if has_read:  # the first block is free, so that each read comes further
+                        budget.check()
+                    has_read = True
                     budget.left -= len(block)
                     offset -= len(block)
                     yield from reversed(list(self._entries(block, offset, choice)))
