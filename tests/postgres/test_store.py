@@ -11,7 +11,7 @@ import asyncio
 import pytest
 
 from det_core.errors import StoreError, StoreLocked
-from det_core.master.store import Store, key_values
+from det_core.master.store import Store
 from fast.master.store.test_killed import test_what_was_answered_survives_kill_9
 from fast.master.store.test_metrics_journal import (
     test_a_restored_step_hides_what_lies_beyond_it_at_once,
@@ -69,6 +69,7 @@ from fast.master.store.test_validations import (
     test_restored_step_takes_the_best_back,
     test_trials_are_ordered_by_their_best,
 )
+from support import key_values
 from support.postgres import Postgres
 from support.processes import until
 

@@ -20,10 +20,11 @@ from typing import NoReturn
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from det_core.master.store import Store, ingest, key_values, series
+from det_core.master.store import Store, ingest, series
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import upgrade
 from det_core.master.store.models import Metric
+from support import key_values
 
 WRITERS = 5
 ROWS = 20

@@ -20,7 +20,7 @@ from det_core.master.service import _checkpoints, _logs
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._threads import run_in_daemon_thread
-from det_core.master.store import change, checkpoints, experiments, key_values, models, trials, validations
+from det_core.master.store import change, checkpoints, experiments, models, trials, validations
 from det_core.storage import Store, event_files_of_experiment, open_store
 
 if TYPE_CHECKING:
@@ -63,12 +63,13 @@ async def retain(hub: ServiceState, experiment_id: int) -> None:
 
 def due(conn: Session, *, add: int | None = None, remove: int | None = None) -> list[int]:
     """Return the experiments whose retention is still to be applied, after one was added or removed."""
-    before: list[int] = key_values.get(conn, DUE, [])
+    row = conn.get(models.KeyValue, DUE)
+    before: list[int] = [] if row is None else row.value
     after = [number for number in before if number not in (add, remove)]
     if add is not None:
         after = sorted([*after, add])
     if after != before:
-        key_values.put(conn, DUE, after)
+        conn.merge(models.KeyValue(key=DUE, value=after))
     return after
 
 

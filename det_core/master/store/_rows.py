@@ -1,13 +1,11 @@
-"""Statements for any table."""
+"""Changes of a row of any table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from sqlalchemy import Update, bindparam, inspect, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from det_core.master.store.models import Base
@@ -44,9 +42,3 @@ def _update(kind: type[Base]) -> Update:
     keys = inspect(kind).primary_key
     same = [column == bindparam(f"key_{number}") for number, column in enumerate(keys)]
     return update(kind).where(*same)
-
-
-def insert_new(session: Session, kind: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Insert the rows whose keys are not in the table, by one statement."""
-    insert = sqlite.insert if session.get_bind().dialect.name == "sqlite" else postgresql.insert
-    session.connection().execute(insert(kind.__table__).on_conflict_do_nothing(), rows)  # type: ignore[arg-type]

@@ -12,13 +12,13 @@ from typing import Any
 
 import orjson
 from sqlalchemy import ColumnElement, and_, insert, inspect, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core._json import equal_json, is_number, restore, str_to_nonfinite
 from det_core.errors import StoreConflict
 from det_core.master.store import _writers, validations
-from det_core.master.store._rows import insert_new
 from det_core.master.store._writers import REPORTED, SYSTEM, Writer
 from det_core.master.store.models import NO_STEP, Metric, Record, dumps, loads
 
@@ -63,7 +63,7 @@ def insert_journal(
         mark = "?" if conn.dialect.name == "sqlite" else "%s"
         conn.exec_driver_sql(_INSERT.format(", ".join([mark] * len(_COLUMNS))), rows)
     if others:
-        insert_new(session, Record, others)
+        _insert_records(session, others)
     if rows or others:
         _save(session, writer, starts, rows)
     return writer.next_seq
@@ -132,6 +132,13 @@ def report(
     session.connection().execute(insert(Metric), dict(zip(_COLUMNS, row, strict=True)))
     _save(session, writer, starts, [row])
     return True
+
+
+def _insert_records(session: Session, rows: Sequence[dict[str, Any]]) -> None:
+    """Insert the records whose keys are not in the table, by one statement."""
+    conn = session.connection()
+    insert_into = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    conn.execute(insert_into(Record).on_conflict_do_nothing(), rows)
 
 
 def _save(session: Session, writer: Writer, starts: Any, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -18,8 +18,9 @@ from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
 from det_core.errors import StoreError, StoreLocked
-from det_core.master.store import Store, key_values
+from det_core.master.store import Store
 from det_core.master.store.models import KeyValue
+from support import key_values
 
 HOLDER = """
 import signal, sys

@@ -1,10 +1,9 @@
-"""Small values of the master itself, such as the version that wrote the database."""
+"""Values of the master itself, for tests of the store that need any row."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete
 from sqlalchemy.orm import Session
 
 from det_core.master.store.models import KeyValue
@@ -19,8 +18,3 @@ def get(session: Session, key: str, default: Any = None) -> Any:
     """Return a value; ``default`` if none was set."""
     row = session.get(KeyValue, key)
     return default if row is None else row.value
-
-
-def remove(session: Session, key: str) -> None:
-    """Unset a value."""
-    session.execute(delete(KeyValue).where(KeyValue.key == key))
