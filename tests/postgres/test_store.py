@@ -34,7 +34,6 @@ from fast.master.store.test_migrate import (
 )
 from fast.master.store.test_reports import (
     test_a_checkpoint_is_registered_once,
-    test_log_lines_are_followed_by_their_ids,
     test_the_latest_is_the_complete_one_of_the_most_steps,
     test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else,
 )
