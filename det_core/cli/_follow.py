@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -145,10 +145,11 @@ def _command(experiment: Experiment, name: str, *more: str) -> str:
     return command_for("experiment", name, experiment.id, *more)
 
 
-def all_lines(experiment: Experiment) -> Iterator[tuple[Trial, dict[str, Any]]]:
-    """Yield every line that the trials of an experiment have printed so far, in the order of their times."""
-    logs = [zip(repeat(trial), trial.logs(), strict=False) for trial in experiment.trials()]
-    return heapq.merge(*logs, key=_time)
+def all_lines(experiment: Experiment, tail: int | None = None) -> Iterable[tuple[Trial, dict[str, Any]]]:
+    """Return the lines of an experiment's trials so far in the order of their times, or the last of them."""
+    logs = [zip(repeat(trial), trial.logs(tail=tail), strict=False) for trial in experiment.trials()]
+    lines = heapq.merge(*logs, key=_time)
+    return lines if tail is None else deque(lines, tail)
 
 
 def _time(pair: tuple[Trial, dict[str, Any]]) -> float:

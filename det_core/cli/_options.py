@@ -98,6 +98,7 @@ master_option = click.option(
 config_option = click.option(
     "--config", metavar="KEY=VALUE", multiple=True, help="Change a value, such as searcher.max_trials=8."
 )
+tail_option = click.option("--tail", "-n", type=click.IntRange(1, 2**31 - 1), metavar="N", help="The last N lines.")
 follow_option = click.option("--follow", "-f", is_flag=True, help="Go on with new lines until the end.")
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 experiment_argument = click.argument(

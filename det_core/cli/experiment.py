@@ -25,6 +25,7 @@ from det_core.cli._options import (
     limit_of,
     limit_option,
     on_master,
+    tail_option,
     yes_option,
 )
 from det_core.cli._output import (
@@ -369,26 +370,29 @@ def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]
 @command.command()
 @experiment_argument
 @watch_option
+@tail_option
 @json_option
 @on_master
-def logs(master: Master, experiment: int | str, follow: bool, as_json: bool) -> int:
+def logs(master: Master, experiment: int | str, follow: bool, tail: int | None, as_json: bool) -> int:
     """Print what the trials of an experiment have printed."""
     from det_core.cli._follow import Tail, all_lines
     from det_core.cli._views import print_line
 
+    if follow and tail is not None:
+        raise click.UsageError("--tail and --follow exclude each other for the trials of an experiment")
     found = find_experiment(master, experiment)
     if follow and not as_json:
         return watch(found)
     if not follow:
-        for trial, line in all_lines(found):
+        for trial, line in all_lines(found, tail):
             print_line(trial, line, as_json=as_json)
         return 0
-    tail = Tail(master, found)
-    while not tail.is_over:
-        for trial, line in tail.read():
+    news = Tail(master, found)
+    while not news.is_over:
+        for trial, line in news.read():
             print_line(trial, line, as_json=True)
-        if not tail.is_over:
-            tail.pause()
+        if not news.is_over:
+            news.pause()
     return 0
 
 

@@ -17,6 +17,7 @@ from det_core.cli._options import (
     follow_option,
     json_option,
     on_master,
+    tail_option,
     trial_argument,
 )
 from det_core.cli._output import (
@@ -35,6 +36,7 @@ from det_core.cli._output import (
 if TYPE_CHECKING:
     from det_core.client import Master, Trial
 
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _EXAMPLES = f"""\
 examples:
   det-core trial list 3                      trials of experiment 3, the best first
@@ -120,14 +122,19 @@ def _facts(trial: Trial) -> Iterator[tuple[str, object]]:
 @command.command()
 @trial_argument
 @follow_option
+@tail_option
+@click.option("--level", type=click.Choice(_LEVELS, case_sensitive=False), help="Lowest level.")
+@click.option("--rank", type=click.IntRange(0, 999_999_999), metavar="N", help="Lines of one rank alone.")
 @json_option
 @on_master
-def logs(master: Master, trial: int, follow: bool, as_json: bool) -> None:
+def logs(
+    master: Master, trial: int, follow: bool, tail: int | None, level: str | None, rank: int | None, as_json: bool
+) -> None:
     """Print the log of a trial."""
     from det_core.cli._views import print_line
 
     found = find_trial(master, trial)
-    for line in found.logs(follow=follow):
+    for line in found.logs(follow=follow, tail=tail, level=level, rank=rank):
         print_line(found, line, as_json=as_json, head=False)
 
 

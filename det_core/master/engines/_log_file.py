@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -245,7 +245,7 @@ class LogFile:
                     has_read = True
                     budget.left -= len(block)
                     offset -= len(block)
-                    yield from reversed(list(self._entries(block, offset, choice)))
+                    yield from self._entries(block, offset, choice, is_backward=True)
                     passed[self.key] = offset
             offset = start
 
@@ -272,16 +272,16 @@ class LogFile:
                 return start + low
         return self._segments[0][0]
 
-    def _entries(self, block: bytes, offset: int, choice: LineFilter) -> Iterator[Entry]:
+    def _entries(self, block: bytes, offset: int, choice: LineFilter, *, is_backward: bool = False) -> Iterator[Entry]:
         """Yield the chosen ones of the lines in a block that begins at an offset."""
-        if self.key[1] == "supervisor":
-            for match in choice.pattern.finditer(block):
-                yield Entry(float(match[1]), offset + match.start(), offset + match.end(), _from_match(match))
-            return
-        for match in _JSON.finditer(block):
+        is_output = self.key[1] == "supervisor"
+        matches: Iterable[re.Match[bytes]] = (choice.pattern if is_output else _JSON).finditer(block)
+        if is_backward:
+            matches = reversed(list(matches))  # of which most are not looked at: the last lines are wanted
+        for match in matches:
             with suppress(ValueError):
-                line = LogLine.from_json(match[2])
-                if choice.accepts(line):
+                line = _from_match(match) if is_output else LogLine.from_json(match[2])
+                if is_output or choice.accepts(line):
                     yield Entry(float(match[1]), offset + match.start(), offset + match.end(), line)
 
     def _gap(self, begin: int, end: int) -> Entry:
@@ -335,7 +335,7 @@ class _Segment:
 
     def lines_before(self, at: int) -> bytes:
         """Return a block of lines that ends at an offset; of a line that has not ended, what there is of it."""
-        for size in (BLOCK_BYTES, MAX_RECORD_BYTES):
+        for size in (BLOCK_BYTES // 4, MAX_RECORD_BYTES):
             begin = max(at - size, 0)
             data = self.read(begin, at - begin)
             first = data.find(b"\n") + 1

@@ -298,6 +298,11 @@ def test_logs_of_an_experiment_are_whole_and_in_order(master: Running, command: 
         head = f"[trial {spec.trial_id}] "
         assert [line for line in printed if line.startswith(head)] == [f"{head}{n}" for n in range(1400)]
     assert len(printed) == 2800 and printed[1400].endswith(" 700"), "by time, not one trial after the other"
+    trial = specs[1].trial_id
+    assert command("e", "logs", number, "--tail", 2).splitlines() == [f"[trial {trial}] 1398", f"[trial {trial}] 1399"]
+    assert command("t", "logs", trial, "-n", 1) == "1399\n"
+    assert command("t", "logs", trial, "--level", "error") == command("t", "logs", trial, "--rank", 7) == ""
+    assert command("e", "logs", number, "-n", 1, "-f", status=2) == ""
     command("e", "kill", number)
 
 
