@@ -7,8 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MAX_CPU_SECONDS = 0.2
-"""CPU time of the loop's thread in one callback. On a busy machine a callback takes longer, but no more CPU."""
+MAX_CPU_SECONDS = 0.4
+"""CPU time of the loop's thread in one callback: twice the 0.2 s that are allowed on an idle machine.
+
+On shared processors the same callback takes up to three times its CPU time; the slowest of the tests takes 0.08 s.
+"""
 
 
 @contextmanager
