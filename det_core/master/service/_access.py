@@ -77,7 +77,7 @@ async def experiment_row(hub: ServiceState, experiment_id: int) -> models.Experi
     Raises:
         NotFound: If it does not exist, or was deleted.
     """
-    row = await hub.store.read(lambda conn: conn.get(models.Experiment, experiment_id))
+    row = await hub.store.read(lambda session: session.get(models.Experiment, experiment_id))
     if row is None or row.state == "DELETED":
         raise no_experiment(experiment_id)
     return row
@@ -89,7 +89,7 @@ async def trial_row(hub: ServiceState, trial_id: int) -> models.Trial:
     Raises:
         NotFound: If it does not exist.
     """
-    row = await hub.store.read(lambda conn: conn.get(models.Trial, trial_id))
+    row = await hub.store.read(lambda session: session.get(models.Trial, trial_id))
     if row is None:
         raise no_trial(trial_id)
     return row

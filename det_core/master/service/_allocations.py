@@ -67,8 +67,8 @@ def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
     trial_id = trial.id
     warm_start = trial.warm_start
 
-    def write(conn: Session) -> None:
-        latest = checkpoints.latest(conn, trial_id)
+    def write(session: Session) -> None:
+        latest = checkpoints.latest(session, trial_id)
         if latest is None:
             allocation.latest_checkpoint = warm_start
         else:
@@ -85,8 +85,8 @@ def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
             latest_checkpoint=allocation.latest_checkpoint,
             facts=allocation.launch.facts(),
         )
-        conn.add(row)
-        change(conn, models.Trial, trial_id, run_id=allocation.run_id)
+        session.add(row)
+        change(session, models.Trial, trial_id, run_id=allocation.run_id)
 
     tx.write(write)
     tx.publish(("trial", trial.id))

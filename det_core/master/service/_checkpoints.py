@@ -56,20 +56,20 @@ async def register(
     if allocation_id is not None and allocation_id not in hub.live.allocations:
         raise Fenced(f"checkpoint {uuid}: allocation {allocation_id} has ended")
 
-    def write(conn: Session) -> int:
-        trial = trials.by_task_id(conn, task_id)
+    def write(session: Session) -> int:
+        trial = trials.by_task_id(session, task_id)
         if trial is None:
             raise NotFound(f"checkpoint {uuid}: trial of task {task_id} not found")
-        if storage_id is not None and conn.get(models.Storage, storage_id) is None:
+        if storage_id is not None and session.get(models.Storage, storage_id) is None:
             raise Invalid(f"checkpoint {uuid}: unknown storage {storage_id}")
         checkpoints.register(
-            conn,
+            session,
             uuid,
             experiment_id=trial.experiment_id,
             trial_id=trial.id,
             task_id=task_id,
             allocation_id=allocation_id,
-            storage_id=storage_of_run(conn, allocation_id) if storage_id is None else storage_id,
+            storage_id=storage_of_run(session, allocation_id) if storage_id is None else storage_id,
             steps_completed=metadata[STEPS],
             metadata=metadata,
             resources=resources,
@@ -138,16 +138,16 @@ async def page(
 ) -> tuple[list[CheckpointView], int]:
     """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
 
-    def look(conn: Session) -> tuple[list[CheckpointView], int]:
-        if experiment_id is not None and conn.get(models.Experiment, experiment_id) is None:
+    def look(session: Session) -> tuple[list[CheckpointView], int]:
+        if experiment_id is not None and session.get(models.Experiment, experiment_id) is None:
             raise no_experiment(experiment_id)
-        if trial_id is not None and conn.get(models.Trial, trial_id) is None:
+        if trial_id is not None and session.get(models.Trial, trial_id) is None:
             raise no_trial(trial_id)
         of_one = models.Checkpoint.trial_id == trial_id
         if experiment_id is not None:
             of_one = models.Checkpoint.experiment_id == experiment_id
-        rows, total = checkpoints.page(conn, of_one, limit, offset)
-        return _show(conn, rows), total
+        rows, total = checkpoints.page(session, of_one, limit, offset)
+        return _show(session, rows), total
 
     return await hub.store.read(look)
 
@@ -155,11 +155,11 @@ async def page(
 async def get(hub: ServiceState, uuid: str) -> CheckpointView:
     """Return one checkpoint."""
 
-    def look(conn: Session) -> CheckpointView:
-        row = conn.get(models.Checkpoint, uuid)
+    def look(session: Session) -> CheckpointView:
+        row = session.get(models.Checkpoint, uuid)
         if row is None:
             raise no_checkpoint(uuid)
-        return _show(conn, [row])[0]
+        return _show(session, [row])[0]
 
     return await hub.store.read(look)
 
@@ -172,8 +172,8 @@ async def best(hub: ServiceState, experiment_id: int) -> CheckpointView | None:
     experiment = await experiment_row(hub, experiment_id)
     sign = 1 if Experiment(experiment.config).smaller_is_better else -1
 
-    def look(conn: Session) -> CheckpointView | None:
-        views = _show(conn, checkpoints.of_experiment(conn, experiment_id, states=[checkpoints.COMPLETED]))
+    def look(session: Session) -> CheckpointView | None:
+        views = _show(session, checkpoints.of_experiment(session, experiment_id, states=[checkpoints.COMPLETED]))
         ranked = [(sign * v.searcher_metric, v.trial_id, v) for v in views if v.searcher_metric is not None]
         numbers = [entry for entry in ranked if not math.isnan(entry[0])]
         # min() returns the first of equals, and the newest come first.
@@ -185,12 +185,12 @@ async def best(hub: ServiceState, experiment_id: int) -> CheckpointView | None:
 async def patch(hub: ServiceState, remaining: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
     """Record what remains of checkpoints, in pairs of ID and files; one without any files is DELETED."""
 
-    def write(conn: Session) -> None:
+    def write(session: Session) -> None:
         for uuid, resources in remaining:
-            if conn.get(models.Checkpoint, uuid) is None:
+            if session.get(models.Checkpoint, uuid) is None:
                 raise no_checkpoint(uuid)
             if resources is not None:
-                checkpoints.set_resources(conn, uuid, resources)
+                checkpoints.set_resources(session, uuid, resources)
 
     await hub.store.write(write)
 
@@ -203,10 +203,10 @@ def no_checkpoint(uuid: str) -> NotFound:
 async def set_metadata(hub: ServiceState, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:
     """Replace the recorded metadata of a checkpoint and return it."""
 
-    def write(conn: Session) -> None:
-        if conn.get(models.Checkpoint, uuid) is None:
+    def write(session: Session) -> None:
+        if session.get(models.Checkpoint, uuid) is None:
             raise no_checkpoint(uuid)
-        change(conn, models.Checkpoint, uuid, user_metadata=dict(metadata))
+        change(session, models.Checkpoint, uuid, user_metadata=dict(metadata))
 
     await hub.store.write(write)
     return await get(hub, uuid)
@@ -219,35 +219,37 @@ async def use(hub: ServiceState, trial_id: int, uuid: str) -> None:
         NotFound: If the trial or the checkpoint does not exist.
     """
 
-    def check(conn: Session) -> None:
-        if conn.get(models.Trial, trial_id) is None:
+    def check(session: Session) -> None:
+        if session.get(models.Trial, trial_id) is None:
             raise no_trial(trial_id)
-        if conn.get(models.Checkpoint, uuid) is None:
+        if session.get(models.Checkpoint, uuid) is None:
             raise no_checkpoint(uuid)
 
     await hub.store.read(check)
 
 
-def _show(conn: Session, rows: Sequence[models.Checkpoint]) -> list[CheckpointView]:
-    owners = {number: conn.get(models.Trial, number) for number in {row.trial_id for row in rows}}
-    specs = {number: conn.get(models.Experiment, number) for number in {row.experiment_id for row in rows}}
+def _show(session: Session, rows: Sequence[models.Checkpoint]) -> list[CheckpointView]:
+    owners = {number: session.get(models.Trial, number) for number in {row.trial_id for row in rows}}
+    specs = {number: session.get(models.Experiment, number) for number in {row.experiment_id for row in rows}}
     views = []
     for row in rows:
         owner = owners[row.trial_id]
         spec = specs[row.experiment_id]
         assert owner is not None and spec is not None
-        views.append(_show_one(conn, row, owner.hparams, spec.config))
+        views.append(_show_one(session, row, owner.hparams, spec.config))
     return views
 
 
-def _show_one(conn: Session, row: models.Checkpoint, hparams: dict[str, Any], config: dict[str, Any]) -> CheckpointView:
-    validation = _at(conn, row, "validation")
+def _show_one(
+    session: Session, row: models.Checkpoint, hparams: dict[str, Any], config: dict[str, Any]
+) -> CheckpointView:
+    validation = _at(session, row, "validation")
     return CheckpointView(
         uuid=row.uuid,
         task_id=row.task_id,
         allocation_id=row.allocation_id,
         storage_id=row.storage_id,
-        storage=storage_of(conn, row),
+        storage=storage_of(session, row),
         state=row.state,
         metadata=row.user_metadata,
         resources=row.resources,
@@ -259,16 +261,16 @@ def _show_one(conn: Session, row: models.Checkpoint, hparams: dict[str, Any], co
         experiment_config=config,
         hparams=hparams,
         searcher_metric=validations.number(validation, Experiment(config).metric),
-        training_metrics=_at(conn, row, "training"),
+        training_metrics=_at(session, row, "training"),
         validation_metrics=validation,
     )
 
 
-def _at(conn: Session, row: models.Checkpoint, group: str) -> dict[str, Any]:
+def _at(session: Session, row: models.Checkpoint, group: str) -> dict[str, Any]:
     """Return the metrics that a checkpoint's trial has reported for its step."""
     step = row.steps_completed
     before = series.Cursor(step, -1, -1, -1, -1)
-    found = series.read(conn, row.trial_id, group, after=before, limit=1)
+    found = series.read(session, row.trial_id, group, after=before, limit=1)
     if found and found[0].steps_completed == step:
         return found[0].metrics
     return {}
@@ -290,10 +292,10 @@ async def _choose(hub: ServiceState, trial_id: int, storage: Mapping[str, Any]) 
     trial = hub.live.trials.get(trial_id)
     allocation = None if trial is None else trial.allocation
 
-    def write(conn: Session) -> int:
-        number = add_storage(conn, config)
+    def write(session: Session) -> int:
+        number = add_storage(session, config)
         if allocation is not None:
-            row = conn.get(models.Allocation, allocation.id)
+            row = session.get(models.Allocation, allocation.id)
             if row is not None:
                 row.facts = {**row.facts, CHOSEN: number}
         return number
@@ -313,41 +315,41 @@ def add_storage(session: Session, config: Mapping[str, Any]) -> int:
     return row.id
 
 
-def storage_of_run(conn: Session, allocation_id: str | None) -> int | None:
+def storage_of_run(session: Session, allocation_id: str | None) -> int | None:
     """Return the number of the storage that an allocation's script has chosen, None for its experiment's."""
     if allocation_id is None:
         return None
-    row = conn.get(models.Allocation, allocation_id)
+    row = session.get(models.Allocation, allocation_id)
     if row is None:
         return None
     return row.facts.get(CHOSEN)
 
 
-def storage_of(conn: Session, row: models.Checkpoint) -> dict[str, Any] | None:
+def storage_of(session: Session, row: models.Checkpoint) -> dict[str, Any] | None:
     """Return the configuration of the storage that a checkpoint is in, without what says how many stay."""
-    return find_storage(conn, row.storage_id, row.experiment_id)
+    return find_storage(session, row.storage_id, row.experiment_id)
 
 
-def find_storage(conn: Session, storage_id: int | None, experiment_id: int) -> dict[str, Any] | None:
+def find_storage(session: Session, storage_id: int | None, experiment_id: int) -> dict[str, Any] | None:
     """Return the configuration of a storage; for None, or an unknown one, that of the experiment's."""
     if storage_id is not None:
-        storage = conn.get(models.Storage, storage_id)
+        storage = session.get(models.Storage, storage_id)
         if storage is not None:
             return location(storage.config)
-    experiment = conn.get(models.Experiment, experiment_id)
+    experiment = session.get(models.Experiment, experiment_id)
     if experiment is None or experiment.config.get("checkpoint_storage") is None:
         return None
     return location(experiment.config["checkpoint_storage"])
 
 
-def storages_of(conn: Session, experiment_id: int) -> list[dict[str, Any] | None]:
+def storages_of(session: Session, experiment_id: int) -> list[dict[str, Any] | None]:
     """Return the configurations of the storages that an experiment's runs were given, each once."""
     facts = select(models.Allocation.facts).join(models.Trial).where(models.Trial.experiment_id == experiment_id)
-    numbers = {fact.get(CHOSEN) for fact in conn.scalars(facts)}
-    numbers |= {row.storage_id for row in checkpoints.of_experiment(conn, experiment_id)}
+    numbers = {fact.get(CHOSEN) for fact in session.scalars(facts)}
+    numbers |= {row.storage_id for row in checkpoints.of_experiment(session, experiment_id)}
     found: list[dict[str, Any] | None] = []
     for number in numbers:
-        config = find_storage(conn, number, experiment_id)
+        config = find_storage(session, number, experiment_id)
         if config not in found:
             found.append(config)
     return found

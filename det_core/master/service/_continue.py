@@ -43,7 +43,7 @@ async def continue_experiment(hub: ServiceState, experiment_id: int, override: s
         what = "unmanaged" if row.unmanaged else row.state
         raise WrongState(f"experiment {experiment_id} is {what}: only one that has ended can be continued")
     spec = await asyncio.to_thread(_changed, row, override)
-    await hub.store.write(lambda conn: _reopen(conn, experiment_id, spec))
+    await hub.store.write(lambda session: _reopen(session, experiment_id, spec))
     await hub.actor.refresh()
     hub.subscriptions.publish(("experiment", experiment_id))
     return await _queries.experiment(hub, experiment_id)
@@ -69,20 +69,20 @@ def _changed(row: models.Experiment, override: str | None) -> Experiment:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
 
 
-def _reopen(conn: Session, experiment_id: int, spec: Experiment) -> None:
-    row = conn.get(models.Experiment, experiment_id)
+def _reopen(session: Session, experiment_id: int, spec: Experiment) -> None:
+    row = session.get(models.Experiment, experiment_id)
     # Looked at again, as it may have been continued or deleted since.
     if row is None or row.state not in ENDED:
         what = "deleted" if row is None else row.state
         raise WrongState(f"experiment {experiment_id} is {what}: only one that has ended can be continued")
     if spec.searcher["name"] == "single":
-        searcher_events.erase(conn, experiment_id)  # it begins anew, with the same trial
-        for trial in trials.of_experiment(conn, experiment_id):
-            _revive(conn, trial, closed=False, reopened=False)
+        searcher_events.erase(session, experiment_id)  # it begins anew, with the same trial
+        for trial in trials.of_experiment(session, experiment_id):
+            _revive(session, trial, closed=False, reopened=False)
     else:
-        _reopen_some(conn, experiment_id)
+        _reopen_some(session, experiment_id)
     change(
-        conn,
+        session,
         models.Experiment,
         experiment_id,
         state=State.ACTIVE.value,
@@ -91,7 +91,7 @@ def _reopen(conn: Session, experiment_id: int, spec: Experiment) -> None:
         end_time=None,
         archived=False,
     )
-    _retention.due(conn, remove=experiment_id)
+    _retention.due(session, remove=experiment_id)
 
 
 @dataclass(frozen=True)
@@ -102,33 +102,33 @@ class _ReceivedEnds:
     over: bool
 
 
-def _heard(conn: Session, experiment_id: int) -> _ReceivedEnds:
-    rows = searcher_events.after(conn, experiment_id)
+def _heard(session: Session, experiment_id: int) -> _ReceivedEnds:
+    rows = searcher_events.after(session, experiment_id)
     exited = frozenset(row.event["request_id"] for row in rows if row.event["kind"] == Exited.kind)
     return _ReceivedEnds(exited, any(a["kind"] == Shutdown.kind for row in rows for a in row.actions or ()))
 
 
-def _reopen_some(conn: Session, experiment_id: int) -> None:
+def _reopen_some(session: Session, experiment_id: int) -> None:
     """Revive the trials that have something left to train."""
-    heard = _heard(conn, experiment_id)
-    given = trials.current_operations(conn, models.Trial.experiment_id == experiment_id)
+    heard = _heard(session, experiment_id)
+    given = trials.current_operations(session, models.Trial.experiment_id == experiment_id)
     some = not heard.over
-    for trial in trials.of_experiment(conn, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
+    for trial in trials.of_experiment(session, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
         seen = heard.over or trial.request_id in heard.exited
         last = given.get(trial.id)
         if seen and last is not None and last.completed:
             continue
-        _revive(conn, trial, closed=trial.closed or seen, reopened=seen)
+        _revive(session, trial, closed=trial.closed or seen, reopened=seen)
         some = True
     if not some:
         raise WrongState(f"experiment {experiment_id}: its search is complete, and no trial has anything left to train")
 
 
-def _revive(conn: Session, trial: models.Trial, *, closed: bool, reopened: bool) -> None:
+def _revive(session: Session, trial: models.Trial, *, closed: bool, reopened: bool) -> None:
     if trial.validated >= 0 and not closed:
-        change(conn, models.Trial, trial.id, validated=-1)
+        change(session, models.Trial, trial.id, validated=-1)
     change(
-        conn,
+        session,
         models.Trial,
         trial.id,
         state=State.ACTIVE.value,

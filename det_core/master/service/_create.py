@@ -101,19 +101,19 @@ async def put_experiment(
     if start_time is None or not made["experiment"].unmanaged:
         return made
     number = made["experiment"].id
-    await hub.store.write(lambda conn: change(conn, models.Experiment, number, start_time=start_time))
+    await hub.store.write(lambda session: change(session, models.Experiment, number, start_time=start_time))
     return CreatedView(experiment=await _queries.experiment(hub, number), warnings=made["warnings"])
 
 
 async def _get_or_create(
     hub: ServiceState, external_id: str, config: str | Mapping[str, Any], unmanaged: bool
 ) -> CreatedView:
-    row = await hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+    row = await hub.store.read(lambda session: experiments.by_external_id(session, external_id))
     if row is None:
         try:
             return await create_experiment(hub, config, unmanaged=unmanaged, external_id=external_id)
         except Conflict:  # another request has just created it
-            row = await hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+            row = await hub.store.read(lambda session: experiments.by_external_id(session, external_id))
     if row is None or row.state == "DELETED":
         raise Conflict(f"the experiment of the external id {external_id!r} was deleted; choose another one")
     return CreatedView(experiment=await _queries.experiment(hub, row.id), warnings=list(row.warnings))
@@ -188,8 +188,8 @@ async def draft(
     if context:
         files = await asyncio.to_thread(check_archive, io.BytesIO(context))
         if keep:
-            digest = await hub.store.write(lambda conn: add_context(conn, context))
-    warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
+            digest = await hub.store.write(lambda session: add_context(session, context))
+    warm_start = await hub.store.read(lambda session: _warm_start(session, spec))
     await asyncio.to_thread(_check_trial_class, spec, files, context)
     # Last, so that nothing can fail while its process waits for an experiment.
     search: Search | SearchWorker | None = await make_search(hub, spec, digest, context)
@@ -255,17 +255,17 @@ def _text(config: str | Mapping[str, Any]) -> str:
     return json.dumps(config, indent=2)
 
 
-def _warm_start(conn: Session, spec: Experiment) -> str | None:
+def _warm_start(session: Session, spec: Experiment) -> str | None:
     """Return the ID of the checkpoint that trials without one of their own start from (§13.6)."""
     if spec.source_trial_id is not None:
-        if conn.get(models.Trial, spec.source_trial_id) is None:
+        if session.get(models.Trial, spec.source_trial_id) is None:
             raise NotFound(f"searcher.source_trial_id: there is no trial {spec.source_trial_id}")
-        latest = checkpoints.latest(conn, spec.source_trial_id)
+        latest = checkpoints.latest(session, spec.source_trial_id)
         if latest is None:
             raise Invalid(f"searcher.source_trial_id: trial {spec.source_trial_id} has no checkpoint")
         return latest.uuid
     if spec.source_checkpoint_uuid is not None:
-        found = conn.get(models.Checkpoint, spec.source_checkpoint_uuid)
+        found = session.get(models.Checkpoint, spec.source_checkpoint_uuid)
         if found is None:
             raise NotFound(f"searcher.source_checkpoint_uuid: checkpoint {spec.source_checkpoint_uuid} not found")
         if found.state != checkpoints.COMPLETED:
@@ -274,12 +274,12 @@ def _warm_start(conn: Session, spec: Experiment) -> str | None:
     return None
 
 
-def _check_warm_start(conn: Session, uuid: str | None) -> None:
+def _check_warm_start(session: Session, uuid: str | None) -> None:
     """Refuse a start from a checkpoint that was deleted, or began to be, since the experiment was drafted."""
     if uuid is None:
         return
-    found = conn.get(models.Checkpoint, uuid)
-    source = None if found is None else conn.get(models.Experiment, found.experiment_id)
+    found = session.get(models.Checkpoint, uuid)
+    source = None if found is None else session.get(models.Experiment, found.experiment_id)
     if found is None or source is None or found.state != checkpoints.COMPLETED or source.state == State.DELETING:
         raise Invalid(f"checkpoint {uuid}, which trials are to start from, was deleted")
 
@@ -294,10 +294,10 @@ async def record(
         NotFound: If the parent does not exist.
     """
 
-    def check(conn: Session) -> None:
-        if external_id is not None and experiments.by_external_id(conn, external_id) is not None:
+    def check(session: Session) -> None:
+        if external_id is not None and experiments.by_external_id(session, external_id) is not None:
             raise Conflict(f"an experiment of the external id {external_id!r} stands already")
-        if parent_id is not None and conn.get(models.Experiment, parent_id) is None:
+        if parent_id is not None and session.get(models.Experiment, parent_id) is None:
             raise NotFound(f"parent experiment {parent_id} not found")
 
     try:
@@ -326,9 +326,9 @@ def _record(
     state = State.ACTIVE if activate else State.PAUSED
     priority = DEFAULT_PRIORITY if spec.priority is None else spec.priority
 
-    def write(conn: Session) -> None:
-        _check_warm_start(conn, drafted.warm_start)
-        if external_id is not None and experiments.by_external_id(conn, external_id) is not None:
+    def write(session: Session) -> None:
+        _check_warm_start(session, drafted.warm_start)
+        if external_id is not None and experiments.by_external_id(session, external_id) is not None:
             raise Conflict(f"an experiment of the external id {external_id!r} stands already")
         row = models.Experiment(
             id=experiment_id,
@@ -346,7 +346,7 @@ def _record(
             parent_id=parent_id,
             external_id=external_id,
         )
-        conn.add(row)
+        session.add(row)
 
     tx.write(write)
     tx.publish(("experiment", experiment_id))

@@ -51,12 +51,18 @@ def fail(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, error: 
     stop(hub, tx, experiment, State.STOPPING_ERROR, error)
 
 
-def _write(conn: Session, experiment_id: int, state: State, progress: float, error: str | None) -> None:
-    row = conn.get(models.Experiment, experiment_id)
-    if state is State.COMPLETED and row is not None and (error := _measured.fault(conn, row)) is not None:
+def _write(session: Session, experiment_id: int, state: State, progress: float, error: str | None) -> None:
+    row = session.get(models.Experiment, experiment_id)
+    if state is State.COMPLETED and row is not None and (error := _measured.fault(session, row)) is not None:
         state = State.ERROR
     change(
-        conn, models.Experiment, experiment_id, state=state.value, progress=progress, error=error, end_time=_clock.now()
+        session,
+        models.Experiment,
+        experiment_id,
+        state=state.value,
+        progress=progress,
+        error=error,
+        end_time=_clock.now(),
     )
 
 

@@ -54,7 +54,7 @@ async def steer(
 async def _follow(hub: ServiceState, trial: LiveTrial, record: Mapping[str, Any]) -> None:
     if record["kind"] == "metadata":
         metadata = dict(record["body"]["metadata"])
-        await hub.store.write(lambda conn: trials.set_metadata(conn, trial.id, metadata))
+        await hub.store.write(lambda session: trials.set_metadata(session, trial.id, metadata))
     else:
         act = _read_act(record)  # before the actor, which would have to begin anew if this raised there
         await hub.actor.do(lambda tx: _act(hub, tx, trial.id, act))
@@ -87,7 +87,7 @@ def goes_by_validations(trial: LiveTrial) -> bool:
 async def catch_up(hub: ServiceState, trial: LiveTrial) -> None:
     """Hand a search the stored validations of its trial that it has not received."""
     metric = trial.experiment.spec.metric
-    found = await hub.store.read(lambda conn: validations.of_trial(conn, trial.id, metric))
+    found = await hub.store.read(lambda session: validations.of_trial(session, trial.id, metric))
     records = [
         {"kind": "metrics", "group": VALIDATION, "metrics": v.row.metrics, "steps_completed": v.row.steps_completed}
         for v in found

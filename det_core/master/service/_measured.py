@@ -74,17 +74,17 @@ def is_search(spec: Experiment) -> bool:
     return bool(spec.searcher["name"] != "single")
 
 
-def fault(conn: Session, row: models.Experiment) -> str | None:
+def fault(session: Session, row: models.Experiment) -> str | None:
     """Return the error of a completed search whose metric was never reported, or None.
 
     What a script says with a completed operation counts, whatever its validations are called; and so does a trial that
     gave up or was killed.
     """
     spec = Experiment(row.config)
-    if not is_search(spec) or _has_completed(conn, row.id) or validations.bests(conn, row.id):
+    if not is_search(spec) or _has_completed(session, row.id) or validations.bests(session, row.id):
         return None
-    ended = [t for t in trials.of_experiment(conn, row.id) if t.state == State.COMPLETED and t.early_exit is None]
-    names = _names(conn, ended)
+    ended = [t for t in trials.of_experiment(session, row.id) if t.state == State.COMPLETED and t.early_exit is None]
+    names = _names(session, ended)
     if not ended or (not names and spec.searcher["name"] in _BLIND):
         return None
     return missing(spec.metric, names)
@@ -96,16 +96,16 @@ def _has_completed(session: Session, experiment_id: int) -> bool:
     return session.scalar(select(models.Operation.trial_id).join(models.Trial).where(chosen).limit(1)) is not None
 
 
-def remarks(conn: Session, row: models.Experiment) -> list[str]:
+def remarks(session: Session, row: models.Experiment) -> list[str]:
     """Return the remarks on an ended search: no trial can be called best, or all are equal."""
     spec = Experiment(row.config)
     if not is_search(spec) or row.state != State.COMPLETED:
         return []
-    best = validations.bests(conn, row.id)
-    found = trials.of_experiment(conn, row.id)
+    best = validations.bests(session, row.id)
+    found = trials.of_experiment(session, row.id)
     if not best:
-        names = _names(conn, found)
-        return [missing(spec.metric, names)] if names or _has_completed(conn, row.id) else []
+        names = _names(session, found)
+        return [missing(spec.metric, names)] if names or _has_completed(session, row.id) else []
     measured = [t for t in found if t.id in best]
     keys = {key for t in measured for key in t.hparams if t.hparams[key] != measured[0].hparams.get(key)}
     if keys and len(set(best.values())) == 1:
@@ -114,6 +114,6 @@ def remarks(conn: Session, row: models.Experiment) -> list[str]:
     return []
 
 
-def _names(conn: Session, found: Sequence[models.Trial]) -> set[str]:
-    latest, _ = validations.latest_and_best(conn, [trial.id for trial in found[:LOOKED_AT]])
+def _names(session: Session, found: Sequence[models.Trial]) -> set[str]:
+    latest, _ = validations.latest_and_best(session, [trial.id for trial in found[:LOOKED_AT]])
     return {name for row in latest.values() for name in row.metrics}

@@ -145,7 +145,7 @@ async def _progress_of_unmanaged(hub: ServiceState, row: models.Trial, value: fl
     whole = Experiment(experiment.config).max_units
     if not is_raw:
         value = _fraction(value, whole)
-    await hub.store.write(lambda conn: change(conn, models.Trial, row.id, progress=min(value, 1.0)))
+    await hub.store.write(lambda session: change(session, models.Trial, row.id, progress=min(value, 1.0)))
     hub.subscriptions.publish(("trial", row.id))
 
 

@@ -49,7 +49,7 @@ async def know_allocation(hub: ServiceState, allocation_id: str) -> None:
     """
     if allocation_id in hub.live.allocations:
         return
-    row = await hub.store.read(lambda conn: conn.get(models.Allocation, allocation_id))
+    row = await hub.store.read(lambda session: session.get(models.Allocation, allocation_id))
     if row is None:
         await asyncio.sleep(UNKNOWN_PAUSE)
         raise NotFound(f"allocation {allocation_id} not found")

@@ -69,9 +69,9 @@ async def find_experiments(
 
     live = _show_experiments.snapshots(hub)
 
-    def look(conn: Session) -> tuple[list[ExperimentView], int]:
+    def look(session: Session) -> tuple[list[ExperimentView], int]:
         rows, total = experiments.find(
-            conn,
+            session,
             states=list(states),
             labels=labels,
             name=name,
@@ -81,7 +81,7 @@ async def find_experiments(
             limit=limit,
             offset=offset,
         )
-        return _show_experiments.show(conn, hub, rows, live), total
+        return _show_experiments.show(session, hub, rows, live), total
 
     return await hub.store.read(look)
 
@@ -90,7 +90,7 @@ async def experiment(hub: ServiceState, experiment_id: int) -> ExperimentView:
     """Return one experiment."""
     row = await experiment_row(hub, experiment_id)
     live = _show_experiments.snapshot(hub, experiment_id)
-    (view,) = await hub.store.read(lambda conn: _show_experiments.show(conn, hub, [row], live))
+    (view,) = await hub.store.read(lambda session: _show_experiments.show(session, hub, [row], live))
     return view
 
 
@@ -130,11 +130,11 @@ async def find_trials(
     live = _show_trials.snapshots(hub.live.experiments.get(experiment_id))
     order = validations.best_first(Experiment(row.config).smaller_is_better) if best_first else validations.BY_ID
 
-    def look(conn: Session) -> tuple[list[TrialView], int]:
+    def look(session: Session) -> tuple[list[TrialView], int]:
         chosen = _show_trials.in_states(states, live)
         page = select(models.Trial).where(models.Trial.experiment_id == experiment_id, chosen).order_by(*order)
-        rows = conn.scalars(page.limit(limit).offset(offset)).all()
-        return list(_show_trials.show(conn, row, rows, live)), trials.count(conn, experiment_id, chosen)
+        rows = session.scalars(page.limit(limit).offset(offset)).all()
+        return list(_show_trials.show(session, row, rows, live)), trials.count(session, experiment_id, chosen)
 
     return await hub.store.read(look)
 
@@ -144,16 +144,16 @@ async def trial(hub: ServiceState, trial_id: int, *, summarize: bool = False) ->
     live = hub.live.trials.get(trial_id)
     snapshot = None if live is None else _show_trials.snapshot(live)
 
-    def look(conn: Session) -> TrialView:
-        row = conn.get(models.Trial, trial_id)
+    def look(session: Session) -> TrialView:
+        row = session.get(models.Trial, trial_id)
         if row is None:
             raise no_trial(trial_id)
-        experiment = conn.get(models.Experiment, row.experiment_id)
+        experiment = session.get(models.Experiment, row.experiment_id)
         if experiment is None:
             raise no_experiment(row.experiment_id)
-        view = _show_trials.show_one(conn, experiment, row, snapshot)
+        view = _show_trials.show_one(session, experiment, row, snapshot)
         if summarize:
-            view = replace(view, summary_metrics=series.summaries(conn, trial_id))
+            view = replace(view, summary_metrics=series.summaries(session, trial_id))
         return view
 
     if summarize:
@@ -179,7 +179,7 @@ async def best_validation(hub: ServiceState, experiment_id: int) -> float:
 
 
 async def _best(hub: ServiceState, row: models.Experiment) -> BestTrial | None:
-    best = await hub.store.read(lambda conn: _show_experiments.best_of(conn, [row]))
+    best = await hub.store.read(lambda session: _show_experiments.best_of(session, [row]))
     return best.get(row.id)
 
 
@@ -224,17 +224,17 @@ class MetricsReader:
 
     async def read_as(self, limit: int, convert: Callable[[list[MetricView]], T]) -> T:
         """Return what ``convert`` makes of the next rows, called in the thread that reads them."""
-        return await self._store.read_series(lambda conn: convert(self._read(conn, limit)))
+        return await self._store.read_series(lambda session: convert(self._read(session, limit)))
 
-    def _read(self, conn: Session, limit: int) -> list[MetricView]:
+    def _read(self, session: Session, limit: int) -> list[MetricView]:
         if self._left is None:
-            self._left = deque(self._series_of_all(conn))
+            self._left = deque(self._series_of_all(session))
         views: list[MetricView] = []
         while self._left and len(views) < limit:
             trial_id, group = self._left[0]
             missing = limit - len(views)
             rows = series.read(
-                conn, trial_id, group, superseded=self._archived, batches=True, after=self._cursor, limit=missing
+                session, trial_id, group, superseded=self._archived, batches=True, after=self._cursor, limit=missing
             )
             for row in rows:
                 self._number += 1
@@ -247,11 +247,11 @@ class MetricsReader:
                 self._cursor = rows[-1].cursor
         return views
 
-    def _series_of_all(self, conn: Session) -> Iterator[tuple[int, str]]:
+    def _series_of_all(self, session: Session) -> Iterator[tuple[int, str]]:
         for trial_id in self._trial_ids:
-            if conn.get(models.Trial, trial_id) is None:
+            if session.get(models.Trial, trial_id) is None:
                 raise no_trial(trial_id)
-            for name in series.groups(conn, trial_id) if self._group is None else [self._group]:
+            for name in series.groups(session, trial_id) if self._group is None else [self._group]:
                 yield trial_id, name
 
 

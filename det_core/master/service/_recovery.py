@@ -42,24 +42,24 @@ class Kept:
     count: int
 
 
-def _read(conn: Session) -> tuple[list[Kept], Sequence[models.Allocation], int, int]:
-    rows = [row for row in experiments.find(conn, states=GOING_ON)[0] if not row.unmanaged]
-    kept = [_read_one(conn, row) for row in rows]
-    last_experiment = conn.scalar(select(func.max(models.Experiment.id))) or 0
-    last_trial = conn.scalar(select(func.max(models.Trial.id))) or 0
-    return kept, trials.running_allocations(conn), last_experiment, last_trial
+def _read(session: Session) -> tuple[list[Kept], Sequence[models.Allocation], int, int]:
+    rows = [row for row in experiments.find(session, states=GOING_ON)[0] if not row.unmanaged]
+    kept = [_read_one(session, row) for row in rows]
+    last_experiment = session.scalar(select(func.max(models.Experiment.id))) or 0
+    last_trial = session.scalar(select(func.max(models.Trial.id))) or 0
+    return kept, trials.running_allocations(session), last_experiment, last_trial
 
 
-def _read_one(conn: Session, row: models.Experiment) -> Kept:
-    found = trials.of_experiment(conn, row.id)
+def _read_one(session: Session, row: models.Experiment) -> Kept:
+    found = trials.of_experiment(session, row.id)
     live = [t for t in found if not State(t.state).terminal]
     return Kept(
         row=row,
         trials=found,
-        operations={t.id: _operations_of(conn, t.id) for t in live},
-        losses={t.id: _losses(conn, t.id) for t in live},
-        events=searcher_events.after(conn, row.id),
-        count=searcher_events.count(conn, row.id),
+        operations={t.id: _operations_of(session, t.id) for t in live},
+        losses={t.id: _losses(session, t.id) for t in live},
+        events=searcher_events.after(session, row.id),
+        count=searcher_events.count(session, row.id),
     )
 
 
@@ -68,11 +68,11 @@ def _operations_of(session: Session, trial_id: int) -> Sequence[models.Operation
     return session.scalars(select(operation).where(operation.trial_id == trial_id).order_by(operation.ordinal)).all()
 
 
-def _losses(conn: Session, trial_id: int) -> Losses:
+def _losses(session: Session, trial_id: int) -> Losses:
     losses = Losses()
     row = models.Allocation
     ended = select(row.exit_kind, row.latest_checkpoint).where(row.trial_id == trial_id, row.exit_kind.is_not(None))
-    for kind, start in conn.execute(ended.order_by(row.run_id)):
+    for kind, start in session.execute(ended.order_by(row.run_id)):
         losses.note(ExitKind(kind), start)
     return losses
 
@@ -220,7 +220,7 @@ async def resume(hub: ServiceState) -> None:
             left = allocation.preempt_time + timeout - _clock.now()
             hub.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
     due, deleting = await hub.store.read(
-        lambda conn: (_retention.due(conn), experiments.find(conn, states=["DELETING"])[0])
+        lambda session: (_retention.due(session), experiments.find(session, states=["DELETING"])[0])
     )
     for number in due:
         hub.runner.retain(number)

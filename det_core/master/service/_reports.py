@@ -78,7 +78,7 @@ async def journal(
         await fence(hub, trial_id, trial_run_id)
     try:
         next_seq = await hub.store.write(
-            lambda conn: ingest.insert_journal(conn, trial_id, trial_run_id, rank, records, restart=restart)
+            lambda session: ingest.insert_journal(session, trial_id, trial_run_id, rank, records, restart=restart)
         )
     except ValueError as e:
         raise Invalid(f"trial {trial_id}, journal of rank {rank}: {e}") from None
@@ -138,8 +138,8 @@ async def report_metrics(
     await fence(hub, trial_id, trial_run_id)
     try:
         await hub.store.write(
-            lambda conn: ingest.report(
-                conn, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, time=report_time
+            lambda session: ingest.report(
+                session, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, time=report_time
             )
         )
     except StoreConflict as e:
@@ -178,7 +178,7 @@ async def set_status(hub: ServiceState, trial_id: int, status: str, *, allocatio
         Fenced: If the allocation whose token was shown has ended.
     """
     await _check_reporter(hub, trial_id, allocation_id)
-    await hub.store.write(lambda conn: change(conn, models.Trial, trial_id, status=status))
+    await hub.store.write(lambda session: change(session, models.Trial, trial_id, status=status))
     hub.subscriptions.publish(("trial", trial_id))
 
 
@@ -197,14 +197,14 @@ async def set_metadata(
     except (TypeError, ValueError) as e:
         raise Invalid(str(e)) from None
     await _check_reporter(hub, trial_id, allocation_id)
-    await hub.store.write(lambda conn: trials.set_metadata(conn, trial_id, checked))
+    await hub.store.write(lambda session: trials.set_metadata(session, trial_id, checked))
     return checked
 
 
 async def get_metadata(hub: ServiceState, trial_id: int) -> dict[str, Any]:
     """Return the metadata of a trial's run; {} if none were set."""
     await know_trial(hub, trial_id)
-    return await hub.store.read(lambda conn: trials.metadata(conn, trial_id))
+    return await hub.store.read(lambda session: trials.metadata(session, trial_id))
 
 
 async def _check_reporter(hub: ServiceState, trial_id: int, allocation_id: str | None) -> None:

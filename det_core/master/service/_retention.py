@@ -45,50 +45,50 @@ async def retain(hub: ServiceState, experiment_id: int) -> None:
     People may have removed some from their storage, of which the master is not told. So before any goes, the storages
     are looked at: what is no longer there does not count among those that are kept.
     """
-    rows = await hub.store.read(lambda conn: to_go(conn, experiment_id))
+    rows = await hub.store.read(lambda session: to_go(session, experiment_id))
     if rows:
         try:
             there = await _present(hub, experiment_id)
         except (DetCoreError, OSError, ValueError) as e:
             LOG.warning("checkpoints of experiment %d were not looked through, and stay for now: %s", experiment_id, e)
             return
-        still = {row.uuid for row in await hub.store.read(lambda conn: to_go(conn, experiment_id, there))}
+        still = {row.uuid for row in await hub.store.read(lambda session: to_go(session, experiment_id, there))}
         rows = [row for row in rows if row.uuid in still or row.uuid not in there]
     if failed := await delete_rows(hub, rows, WHOLE):
         LOG.warning("%d checkpoint(s) of experiment %d stay until the next try", len(failed), experiment_id)
         hub.runner.later(RETRY_DELAY, partial(hub.runner.retain, experiment_id))
         return
-    await hub.store.write(lambda conn: due(conn, remove=experiment_id))
+    await hub.store.write(lambda session: due(session, remove=experiment_id))
 
 
-def due(conn: Session, *, add: int | None = None, remove: int | None = None) -> list[int]:
+def due(session: Session, *, add: int | None = None, remove: int | None = None) -> list[int]:
     """Return the experiments whose retention is still to be applied, after one was added or removed."""
-    row = conn.get(models.KeyValue, DUE)
+    row = session.get(models.KeyValue, DUE)
     before: list[int] = [] if row is None else row.value
     after = [number for number in before if number not in (add, remove)]
     if add is not None:
         after = sorted([*after, add])
     if after != before:
-        conn.merge(models.KeyValue(key=DUE, value=after))
+        session.merge(models.KeyValue(key=DUE, value=after))
     return after
 
 
-def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = None) -> list[models.Checkpoint]:
+def to_go(session: Session, experiment_id: int, there: Collection[str] | None = None) -> list[models.Checkpoint]:
     """Return the checkpoints that an experiment's retention does not keep, oldest first.
 
     Args:
-        conn: the database.
+        session: the database.
         experiment_id: the experiment.
         there: the uuids of the checkpoints that count. Defaults to all that are recorded as not deleted.
     """
-    row = conn.get(models.Experiment, experiment_id)
+    row = session.get(models.Experiment, experiment_id)
     if row is None or row.unmanaged:
         return []
     spec = Experiment(row.config)
-    found = checkpoints.of_experiment(conn, experiment_id, states=THERE)[::-1]
+    found = checkpoints.of_experiment(session, experiment_id, states=THERE)[::-1]
     found = [c for c in found if there is None or c.uuid in there]
-    protected = _sources(conn, without=experiment_id)
-    by_trial = {t: _at_steps(conn, t, spec.metric) for t in {c.trial_id for c in found}}
+    protected = _sources(session, without=experiment_id)
+    by_trial = {t: _at_steps(session, t, spec.metric) for t in {c.trial_id for c in found}}
     gone = set(
         expired(
             [
@@ -114,9 +114,9 @@ def to_go(conn: Session, experiment_id: int, there: Collection[str] | None = Non
 async def _present(hub: ServiceState, experiment_id: int) -> set[str]:
     """Return the IDs of an experiment's checkpoints that their storages have."""
 
-    def recorded(conn: Session) -> list[tuple[str, dict[str, Any] | None]]:
-        rows = checkpoints.of_experiment(conn, experiment_id, states=THERE)
-        return [(row.uuid, _checkpoints.storage_of(conn, row)) for row in rows]
+    def recorded(session: Session) -> list[tuple[str, dict[str, Any] | None]]:
+        rows = checkpoints.of_experiment(session, experiment_id, states=THERE)
+        return [(row.uuid, _checkpoints.storage_of(session, row)) for row in rows]
 
     def look(config: Mapping[str, Any] | None, uuids: Sequence[str]) -> set[str]:
         with _opened(hub, config) as store:
@@ -139,14 +139,14 @@ def _has(store: Store, uuid: str) -> bool:
     return True
 
 
-def _at_steps(conn: Session, trial_id: int, metric: str) -> dict[int, float]:
-    return {v.row.steps_completed or 0: v.value for v in validations.of_trial(conn, trial_id, metric)}
+def _at_steps(session: Session, trial_id: int, metric: str) -> dict[int, float]:
+    return {v.row.steps_completed or 0: v.value for v in validations.of_trial(session, trial_id, metric)}
 
 
-def _sources(conn: Session, *, without: int) -> set[str]:
+def _sources(session: Session, *, without: int) -> set[str]:
     """Return the checkpoints that trials of other experiments start from."""
     starts = select(models.Trial.warm_start).where(models.Trial.experiment_id != without).distinct()
-    return {uuid for uuid in conn.scalars(starts) if uuid is not None}
+    return {uuid for uuid in session.scalars(starts) if uuid is not None}
 
 
 async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
@@ -154,10 +154,10 @@ async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] =
     if not globs or not all(isinstance(g, str) and g for g in globs):
         raise Invalid("checkpointGlobs must be patterns of files, such as **/*")
 
-    def look(conn: Session) -> list[models.Checkpoint]:
+    def look(session: Session) -> list[models.Checkpoint]:
         rows = []
         for uuid in dict.fromkeys(uuids):
-            row = conn.get(models.Checkpoint, uuid)
+            row = session.get(models.Checkpoint, uuid)
             if row is None:
                 raise no_checkpoint(uuid)
             rows.append(row)
@@ -177,14 +177,14 @@ async def delete_rows(hub: ServiceState, rows: Sequence[models.Checkpoint], glob
 
 
 async def _delete_one(hub: ServiceState, row: models.Checkpoint, globs: Sequence[str]) -> bool:
-    config = await hub.store.read(lambda conn: _checkpoints.storage_of(conn, row))
+    config = await hub.store.read(lambda session: _checkpoints.storage_of(session, row))
     try:
         async with hub.deletions:
             left = await run_in_daemon_thread(_delete, hub, config, row.uuid, globs)
     except (DetCoreError, OSError, ValueError) as e:
         LOG.warning("checkpoint %s could not be deleted: %s", row.uuid, e)
         return False
-    await hub.store.write(lambda conn: checkpoints.set_resources(conn, row.uuid, left))
+    await hub.store.write(lambda session: checkpoints.set_resources(session, row.uuid, left))
     hub.subscriptions.publish(("trial", row.trial_id))
     return True
 
@@ -202,7 +202,7 @@ async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str
             store.remove_folder(event_files_of_experiment(hub.settings.cluster_id, experiment_id))
 
     problems = []
-    for config in await hub.store.read(lambda conn: _checkpoints.storages_of(conn, experiment_id)):
+    for config in await hub.store.read(lambda session: _checkpoints.storages_of(session, experiment_id)):
         try:
             async with hub.deletions:
                 await run_in_daemon_thread(remove, config)
@@ -215,7 +215,7 @@ async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str
 
 async def _delete_logs(hub: ServiceState, experiment_id: int) -> list[str]:
     """Delete the logs of an experiment's trials; return what failed."""
-    rows = await hub.store.read(lambda conn: trials.of_experiment(conn, experiment_id))
+    rows = await hub.store.read(lambda session: trials.of_experiment(session, experiment_id))
     try:
         await _logs.delete_logs(hub, {row.task_id for row in rows})
     except OSError as e:
@@ -240,46 +240,46 @@ async def delete_experiment(hub: ServiceState, experiment_id: int) -> None:
         WrongState: If it has not ended, or an experiment that has not ended starts from one of its checkpoints.
     """
     await experiment_row(hub, experiment_id)
-    if await hub.store.write(lambda conn: _begin_deletion(conn, experiment_id)):
+    if await hub.store.write(lambda session: _begin_deletion(session, experiment_id)):
         hub.subscriptions.publish(("experiment", experiment_id))
         hub.runner.keep_running(partial(erase, hub, experiment_id), f"deletion of experiment {experiment_id}")
 
 
-def _begin_deletion(conn: Session, experiment_id: int) -> bool:
+def _begin_deletion(session: Session, experiment_id: int) -> bool:
     """Set an experiment's state to DELETING; return whether it was another one."""
-    row = conn.get(models.Experiment, experiment_id)
+    row = session.get(models.Experiment, experiment_id)
     # Here, and not before: it may have been continued, or deleted, since it was looked up.
     if row is None or row.state in (State.DELETING, State.DELETED):
         return False
     if not State(row.state).terminal and not (row.unmanaged and row.end_time is not None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): cancel or kill it first")
-    own = {checkpoint.uuid for checkpoint in checkpoints.of_experiment(conn, experiment_id)}
-    for trial in trials.in_states(conn, UNFINISHED):
+    own = {checkpoint.uuid for checkpoint in checkpoints.of_experiment(session, experiment_id)}
+    for trial in trials.in_states(session, UNFINISHED):
         if trial.experiment_id != experiment_id and trial.warm_start in own:
             raise WrongState(
                 f"experiment {experiment_id} cannot be deleted: experiment {trial.experiment_id} has not ended, and "
                 f"starts from its checkpoint {trial.warm_start}: wait for it, or kill it first"
             )
-    change(conn, models.Experiment, experiment_id, state=State.DELETING.value)
+    change(session, models.Experiment, experiment_id, state=State.DELETING.value)
     return True
 
 
 async def erase(hub: ServiceState, experiment_id: int) -> None:
     """Delete what belongs to an experiment in state DELETING."""
-    rows = await hub.store.read(lambda conn: checkpoints.of_experiment(conn, experiment_id, states=THERE))
+    rows = await hub.store.read(lambda session: checkpoints.of_experiment(session, experiment_id, states=THERE))
     failed = await delete_rows(hub, rows, WHOLE)
     problems = [f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"] if failed else []
     problems += await _delete_event_files(hub, experiment_id)
     problems += await _delete_logs(hub, experiment_id)
 
-    def write(conn: Session) -> None:
+    def write(session: Session) -> None:
         if problems:
             error = "; ".join(problems)
-            change(conn, models.Experiment, experiment_id, state=State.DELETE_FAILED.value, error=error)
+            change(session, models.Experiment, experiment_id, state=State.DELETE_FAILED.value, error=error)
             return
-        experiments.erase(conn, experiment_id)
-        change(conn, models.Experiment, experiment_id, state=State.DELETED.value)
-        drop_unused_contexts(conn)
+        experiments.erase(session, experiment_id)
+        change(session, models.Experiment, experiment_id, state=State.DELETED.value)
+        drop_unused_contexts(session)
 
     await hub.store.write(write)
     hub.subscriptions.publish(("experiment", experiment_id))

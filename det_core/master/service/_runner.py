@@ -163,7 +163,7 @@ class Runner:
         if allocation is None:
             return False
         trial_id = allocation.trial.id
-        latest = await self._hub.store.read(lambda conn: checkpoints.latest(conn, trial_id))
+        latest = await self._hub.store.read(lambda session: checkpoints.latest(session, trial_id))
         return latest is not None and latest.uuid != allocation.latest_checkpoint
 
     def _done(self, task: asyncio.Task[Any]) -> None:

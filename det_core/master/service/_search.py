@@ -125,7 +125,7 @@ async def _ask_events(hub: ServiceState, experiment_id: int, worker: SearchWorke
 
 async def _open(hub: ServiceState, experiment_id: int, worker: SearchWorker) -> int:
     """Start the process of a worker as its search was; return the ordinal of the first event without an answer."""
-    rows = await hub.store.read(lambda conn: searcher_events.after(conn, experiment_id))
+    rows = await hub.store.read(lambda session: searcher_events.after(session, experiment_id))
     record = [(row.event, row.actions) for row in rows if row.actions is not None]
     await worker.open(record)
     for trial in list(hub.live.trials.values()):

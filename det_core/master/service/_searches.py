@@ -26,11 +26,11 @@ async def state(hub: ServiceState, experiment_id: int) -> SearchView:
     if row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
 
-    def look(conn: Session) -> tuple[Sequence[models.SearcherEvent], int, int, int]:
-        found = trials.of_experiment(conn, experiment_id)
+    def look(session: Session) -> tuple[Sequence[models.SearcherEvent], int, int, int]:
+        found = trials.of_experiment(session, experiment_id)
         return (
-            searcher_events.after(conn, experiment_id),
-            searcher_events.count(conn, experiment_id),
+            searcher_events.after(session, experiment_id),
+            searcher_events.count(session, experiment_id),
             len(found),
             sum(trial.end_time is not None for trial in found),
         )
@@ -67,7 +67,7 @@ async def context(hub: ServiceState, experiment_id: int) -> bytes:
 
 async def task_context(hub: ServiceState, task_id: str) -> bytes:
     """Return the context directory of a task's experiment as it was packed."""
-    row = await hub.store.read(lambda conn: trials.by_task_id(conn, task_id))
+    row = await hub.store.read(lambda session: trials.by_task_id(session, task_id))
     if row is None:
         raise no_task(task_id)
     return await context(hub, row.experiment_id)

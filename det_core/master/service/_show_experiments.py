@@ -72,20 +72,26 @@ def _snapshot(experiment: LiveExperiment) -> Snapshot:
 
 
 def show(
-    conn: Session, hub: ServiceState, rows: Sequence[models.Experiment], live: Mapping[int, Snapshot]
+    session: Session, hub: ServiceState, rows: Sequence[models.Experiment], live: Mapping[int, Snapshot]
 ) -> list[ExperimentView]:
     """Return experiments as they are shown."""
     trial = models.Trial
     counting = select(trial.experiment_id, func.count()).where(trial.experiment_id.in_([row.id for row in rows]))
-    counts = {number: count for number, count in conn.execute(counting.group_by(trial.experiment_id))}
-    best = best_of(conn, rows)
+    counts = {number: count for number, count in session.execute(counting.group_by(trial.experiment_id))}
+    best = best_of(session, rows)
     return [
-        _one(row, counts.get(row.id, 0), best.get(row.id), live.get(row.id), _remarks(conn, hub, row, live.get(row.id)))
+        _one(
+            row,
+            counts.get(row.id, 0),
+            best.get(row.id),
+            live.get(row.id),
+            _remarks(session, hub, row, live.get(row.id)),
+        )
         for row in rows
     ]
 
 
-def _remarks(conn: Session, hub: ServiceState, row: models.Experiment, live: Snapshot | None) -> list[str]:
+def _remarks(session: Session, hub: ServiceState, row: models.Experiment, live: Snapshot | None) -> list[str]:
     """Return what there is to say of an experiment; of one that has ended it is found out once."""
     if live is not None:
         return list(live.remarks)
@@ -93,17 +99,17 @@ def _remarks(conn: Session, hub: ServiceState, row: models.Experiment, live: Sna
         return []
     known = hub.remarks.get(row.id)
     if known is None or known[0] != row.end_time:
-        known = hub.remarks[row.id] = (row.end_time, _measured.remarks(conn, row))
+        known = hub.remarks[row.id] = (row.end_time, _measured.remarks(session, row))
     return known[1]
 
 
-def best_of(conn: Session, rows: Sequence[models.Experiment]) -> dict[int, BestTrial]:
+def best_of(session: Session, rows: Sequence[models.Experiment]) -> dict[int, BestTrial]:
     """Return the best trial of each experiment with a validation; of equals the earliest."""
     best: dict[int, BestTrial] = {}
     for smaller_is_better in (True, False):
         ids = [row.id for row in rows if Experiment(row.config).smaller_is_better == smaller_is_better]
         if ids:
-            best |= validations.best_trials(conn, ids, smaller_is_better=smaller_is_better)
+            best |= validations.best_trials(session, ids, smaller_is_better=smaller_is_better)
     return best
 
 

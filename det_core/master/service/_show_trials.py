@@ -88,17 +88,17 @@ def in_states(states: Sequence[str], live: Mapping[int, Snapshot]) -> ColumnElem
 
 
 def show(
-    conn: Session, experiment: models.Experiment, rows: Sequence[models.Trial], live: Mapping[int, Snapshot]
+    session: Session, experiment: models.Experiment, rows: Sequence[models.Trial], live: Mapping[int, Snapshot]
 ) -> Iterator[TrialView]:
     """Yield trials of an experiment as they are shown in lists."""
     spec = Experiment(experiment.config)
     for start in range(0, len(rows), SHOWN_AT_ONCE):
         chunk = rows[start : start + SHOWN_AT_ONCE]
-        latest, best = validations.latest_and_best(conn, [row.id for row in chunk if row.latest_step is not None])
+        latest, best = validations.latest_and_best(session, [row.id for row in chunk if row.latest_step is not None])
         managed = [row.id for row in chunk if not row.unmanaged]
         stored = _Stored(
-            operations=trials.current_operations(conn, models.Trial.id.in_(managed)) if managed else {},
-            checkpoints=checkpoints.latest_of_trials(conn, [row.id for row in chunk]),
+            operations=trials.current_operations(session, models.Trial.id.in_(managed)) if managed else {},
+            checkpoints=checkpoints.latest_of_trials(session, [row.id for row in chunk]),
             latest=latest,
             best=best,
         )
@@ -106,19 +106,19 @@ def show(
             yield _view(row, spec, stored, live.get(row.id))
 
 
-def show_one(conn: Session, experiment: models.Experiment, row: models.Trial, live: Snapshot | None) -> TrialView:
+def show_one(session: Session, experiment: models.Experiment, row: models.Trial, live: Snapshot | None) -> TrialView:
     """Return one trial, with how its last run ended."""
     snapshots = {} if live is None else {row.id: live}
-    (view,) = show(conn, experiment, [row], snapshots)
-    return replace(view, exit_status=_exit_status(conn, row))
+    (view,) = show(session, experiment, [row], snapshots)
+    return replace(view, exit_status=_exit_status(session, row))
 
 
-def _exit_status(conn: Session, row: models.Trial) -> int | None:
+def _exit_status(session: Session, row: models.Trial) -> int | None:
     """Return how the last run of a trial ended, as a shell's exit status."""
     if row.unmanaged:
         return None
     of_run = (models.Allocation.trial_id == row.id) & (models.Allocation.run_id == row.run_id)
-    run = conn.scalar(select(models.Allocation).where(of_run))
+    run = session.scalar(select(models.Allocation).where(of_run))
     if run is None:
         return None
     if run.exit_signal is not None:

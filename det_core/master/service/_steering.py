@@ -164,14 +164,14 @@ async def archive(hub: ServiceState, experiment_id: int) -> None:
     row = await experiment_row(hub, experiment_id)
     if experiment_id in hub.live.experiments or (row.unmanaged and row.end_time is None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): it cannot be archived yet")
-    await hub.store.write(lambda conn: change(conn, models.Experiment, experiment_id, archived=True))
+    await hub.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=True))
     hub.subscriptions.publish(("experiment", experiment_id))
 
 
 async def unarchive(hub: ServiceState, experiment_id: int) -> None:
     """Undo :func:`archive`."""
     await experiment_row(hub, experiment_id)
-    await hub.store.write(lambda conn: change(conn, models.Experiment, experiment_id, archived=False))
+    await hub.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=False))
     hub.subscriptions.publish(("experiment", experiment_id))
 
 
@@ -208,8 +208,8 @@ async def patch_experiment(
         raise Invalid(f"experiment {experiment_id}: a name cannot be empty")
     counts = {} if checkpoint_storage is None else _counts(experiment_id, checkpoint_storage)
 
-    def write(conn: Session) -> dict[str, Any] | None:
-        row = conn.get(models.Experiment, experiment_id)
+    def write(session: Session) -> dict[str, Any] | None:
+        row = session.get(models.Experiment, experiment_id)
         assert row is not None
         data = dict(row.config)
         if name is not None:

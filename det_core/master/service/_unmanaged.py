@@ -73,7 +73,7 @@ async def put_trial(
     """
     number = await _create(hub, experiment_id, hparams, external_id)
     if start_time is not None:
-        await hub.store.write(lambda conn: change(conn, models.Trial, number, start_time=start_time))
+        await hub.store.write(lambda session: change(session, models.Trial, number, start_time=start_time))
     return await _queries.trial(hub, number)
 
 
@@ -87,10 +87,10 @@ async def _create(hub: ServiceState, experiment_id: int, hparams: Mapping[str, A
     def command(tx: Transaction) -> None:
         tx.write(write, hub.live.new_trial_id())
 
-    def write(conn: Session, trial_id: int) -> None:
+    def write(session: Session, trial_id: int) -> None:
         now = _clock.now()
         trial = trials.create(
-            conn,
+            session,
             experiment_id,
             name,
             id=trial_id,
@@ -102,8 +102,8 @@ async def _create(hub: ServiceState, experiment_id: int, hparams: Mapping[str, A
         )
         made.append(trial)
         if trial.last_activity != now:  # it stood already
-            change(conn, models.Trial, trial.id, last_activity=now)
-        _follow(conn, experiment_id, State(trial.state))
+            change(session, models.Trial, trial.id, last_activity=now)
+        _follow(session, experiment_id, State(trial.state))
 
     await hub.actor.do(command)
     hub.subscriptions.publish(("trial", made[-1].id), ("experiment", experiment_id))
@@ -118,13 +118,13 @@ async def start_trial(hub: ServiceState, trial_id: int, *, resume: bool) -> Star
         WrongState: If it is managed, or was started before and ``resume`` is false.
     """
 
-    def write(conn: Session) -> tuple[StartView, int]:
-        row = _unmanaged(conn, trial_id)
+    def write(session: Session) -> tuple[StartView, int]:
+        row = _unmanaged(session, trial_id)
         if row.run_id > 0 and not resume:
             raise WrongState(f"trial {trial_id} was started before; say resume to go on with it")
         run_id = row.run_id + 1
         change(
-            conn,
+            session,
             models.Trial,
             trial_id,
             run_id=run_id,
@@ -132,9 +132,9 @@ async def start_trial(hub: ServiceState, trial_id: int, *, resume: bool) -> Star
             end_time=None,
             last_activity=_clock.now(),
         )
-        _follow(conn, row.experiment_id, State.ACTIVE)
+        _follow(session, row.experiment_id, State.ACTIVE)
         started = StartView(trial_run_id=run_id, steps_completed=0)
-        latest = checkpoints.latest(conn, trial_id)
+        latest = checkpoints.latest(session, trial_id)
         if latest is not None and run_id > 1:
             started = StartView(
                 trial_run_id=run_id, steps_completed=latest.steps_completed, latest_checkpoint=latest.uuid
@@ -181,7 +181,7 @@ async def _apply(hub: ServiceState, trial: models.Trial, record: Mapping[str, An
         await _checkpoints.from_journal(hub, trial.task_id, None, body, record["time"], storage_id)
     elif record["kind"] == "metadata":
         metadata = validate_metadata(body["metadata"])
-        await hub.store.write(lambda conn: trials.set_metadata(conn, trial.id, metadata))
+        await hub.store.write(lambda session: trials.set_metadata(session, trial.id, metadata))
     else:
         # A checkpoint that was deleted before this master heard of it is not recorded here.
         with suppress(NotFound):
@@ -205,14 +205,14 @@ async def patch_trial(
         Invalid: If the state is unknown.
     """
 
-    def write(conn: Session) -> models.Trial:
-        row = _unmanaged(conn, trial_id)
+    def write(session: Session) -> models.Trial:
+        row = _unmanaged(session, trial_id)
         if state is not None and state not in STATES:
             raise Invalid(f"trial {trial_id}: state is {state!r}, and must be one of {', '.join(STATES)}")
         if state is None:
-            change(conn, models.Trial, trial_id, last_activity=_clock.now())
+            change(session, models.Trial, trial_id, last_activity=_clock.now())
         else:
-            _set(conn, row, STATES[state], end_time=end_time)
+            _set(session, row, STATES[state], end_time=end_time)
         return row
 
     row = await hub.store.write(write)
@@ -220,8 +220,8 @@ async def patch_trial(
     return await _queries.trial(hub, trial_id)
 
 
-def _unmanaged(conn: Session, trial_id: int) -> models.Trial:
-    row = conn.get(models.Trial, trial_id)
+def _unmanaged(session: Session, trial_id: int) -> models.Trial:
+    row = session.get(models.Trial, trial_id)
     if row is None:
         raise no_trial(trial_id)
     if not row.unmanaged:
@@ -230,27 +230,27 @@ def _unmanaged(conn: Session, trial_id: int) -> models.Trial:
 
 
 def _set(
-    conn: Session, row: models.Trial, state: State, error: str | None = None, end_time: float | None = None
+    session: Session, row: models.Trial, state: State, error: str | None = None, end_time: float | None = None
 ) -> None:
     now = _clock.now()
     if not state.terminal:
         end_time = None
     elif end_time is None:
         end_time = now
-    change(conn, models.Trial, row.id, state=state.value, error=error, last_activity=now, end_time=end_time)
-    _follow(conn, row.experiment_id, state)
+    change(session, models.Trial, row.id, state=state.value, error=error, last_activity=now, end_time=end_time)
+    _follow(session, row.experiment_id, state)
 
 
-def _follow(conn: Session, experiment_id: int, state: State) -> None:
+def _follow(session: Session, experiment_id: int, state: State) -> None:
     """Set the state of an experiment to that of its furthest trial, and its end to that of the last one to end.
 
     Args:
-        conn: Session that writes.
+        session: Session that writes.
         experiment_id: Experiment.
         state: New state of one of its trials.
     """
-    conn.flush()
-    execute = conn.connection().execute
+    session.flush()
+    execute = session.connection().execute
     key = {"experiment": experiment_id}
     end_time = None
     # While a trial is active no other state counts, and its trials, which may be many, need not be read.
@@ -262,7 +262,7 @@ def _follow(conn: Session, experiment_id: int, state: State) -> None:
     else:
         state = State.ACTIVE
     if execute(_STATE_AND_END, key).one() != (state.value, end_time):
-        change(conn, models.Experiment, experiment_id, state=state.value, end_time=end_time)
+        change(session, models.Experiment, experiment_id, state=state.value, end_time=end_time)
 
 
 # Built once: each of these is executed for each request of an unmanaged trial.
@@ -297,11 +297,11 @@ async def sweep(hub: ServiceState) -> None:
             since = now
             skew = now - _clock.monotonic()
         if now - since >= timeout:
-            await hub.store.write(lambda conn: bury(conn, _clock.now() - timeout))
+            await hub.store.write(lambda session: bury(session, _clock.now() - timeout))
 
 
-def bury(conn: Session, before: float) -> None:
+def bury(session: Session, before: float) -> None:
     """End unmanaged trials whose last sign of life is older than ``before``."""
-    for row in trials.in_states(conn, [State.ACTIVE.value], unmanaged=True):
+    for row in trials.in_states(session, [State.ACTIVE.value], unmanaged=True):
         if row.last_activity is not None and row.last_activity < before:
-            _set(conn, row, State.ERROR, "it has given no sign of life for too long")
+            _set(session, row, State.ERROR, "it has given no sign of life for too long")

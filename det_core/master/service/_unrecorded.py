@@ -59,27 +59,27 @@ async def make_up(hub: ServiceState, allocation_id: str) -> Doubt | None:
     trial = allocation.trial
     run_id = allocation.run_id
 
-    def unknown(conn: Session, kind: str) -> Sequence[Record]:
-        rows = series.records(conn, trial.id, kind=kind, run_id=run_id)
-        return [row for row in rows if not _is_registered(conn, row)]
+    def unknown(session: Session, kind: str) -> Sequence[Record]:
+        rows = series.records(session, trial.id, kind=kind, run_id=run_id)
+        return [row for row in rows if not _is_registered(session, row)]
 
-    def doubt(conn: Session) -> Doubt | None:
-        rows = unknown(conn, "checkpoint_commit")
-        chosen = _checkpoints.storage_of_run(conn, allocation_id)
+    def doubt(session: Session) -> Doubt | None:
+        rows = unknown(session, "checkpoint_commit")
+        chosen = _checkpoints.storage_of_run(session, allocation_id)
         if not rows:
             return None
-        return Doubt(trial, _checkpoints.find_storage(conn, chosen, trial.experiment.id), rows)
+        return Doubt(trial, _checkpoints.find_storage(session, chosen, trial.experiment.id), rows)
 
-    for row in await hub.store.read(lambda conn: unknown(conn, "checkpoint")):
+    for row in await hub.store.read(lambda session: unknown(session, "checkpoint")):
         await _register(hub, trial, row.body, row.time)
     return await hub.store.read(doubt)
 
 
-def _is_registered(conn: Session, row: Record) -> bool:
+def _is_registered(session: Session, row: Record) -> bool:
     """Return whether the checkpoint of a record is registered, or can never be: its ID is not a string to look for."""
     uuid = row.body.get("storage_id")
     try:
-        return not isinstance(uuid, str) or conn.get(models.Checkpoint, uuid) is not None
+        return not isinstance(uuid, str) or session.get(models.Checkpoint, uuid) is not None
     except ValueError:  # half a surrogate pair, or a NUL, which not every database takes
         return True
 
