@@ -119,7 +119,8 @@ class LogReader:
             self._tail = self._end or log.end
         if self._missing > 0:
             self._look_for_tail(log)
-            return Page([], self._begin, is_end=False)
+            if self._missing > 0:
+                return Page([], self._begin, is_end=False)
         page = log.read(self._begin, self._query.choice, end=self._end, max_lines=max_lines)
         self._begin = page.next
         return page
