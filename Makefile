@@ -36,6 +36,8 @@ $(DEMO)/.installed: pyproject.toml constraints.txt
 	@$(DEMO)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,examples]'
 	@touch $@
 
+# Half of a test's time it waits: with four at a time, two cores are busy.
+test: JOBS = 4
 test: setup lint  ## the tests of every room: tests/fast, or what ARGS names (ARGS=tests/fast/journal)
 	$(PYTEST) $(ARGS)
 

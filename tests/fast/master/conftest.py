@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import det_core.config._model  # noqa: F401  # to build its models takes long, in whichever test would be the first
 from support.loop_guard import guarded_loops
 from support.real_master import RealMaster, real_master
 
