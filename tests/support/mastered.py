@@ -215,6 +215,12 @@ def loss(hparams: Any, step: int) -> float:
     return abs(hparams["lr"] - 0.3) + 1.0 / (1 + step)
 
 
+async def deaf(trial: Trial) -> int:
+    """Do nothing until it is killed."""
+    await asyncio.Event().wait()
+    return 0
+
+
 async def train(trial: Trial) -> int:
     """Train as a good script does: report, look whether to stop, save, say what is done."""
     step = trial.spec.steps_completed

@@ -12,17 +12,11 @@ from det_core.master._errors import Fenced, NotFound
 from det_core.master.service import _access, _operations, _preemption, _queries, _steering
 from det_core.master.service._create import add_context
 from det_core.master.service._tickets import open_context
-from support.mastered import Bench, bench, train, trials_of
+from support.mastered import Bench, bench, deaf, train, trials_of
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 2}
 ASHA = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 2}
-
-
-async def deaf(trial: Trial) -> int:
-    """Do nothing."""
-    await asyncio.sleep(60)
-    return 0
 
 
 async def obedient(trial: Trial) -> int:

@@ -17,7 +17,7 @@ from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._journals import left
 from det_core.master.service import ServiceState, _queries, _reports, _runner, _steering
 from support.journals import open_journal
-from support.mastered import Bench, bench, checkpoints_of
+from support.mastered import Bench, bench, checkpoints_of, deaf
 from support.scripted_trials import Trial
 
 BY_LENGTH = {"name": "async_halving", "num_rungs": 2, "max_trials": 4, "max_length": 16}
@@ -72,12 +72,6 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _paths(item, (*path, key))
 
 
-async def wait(trial: Trial) -> int:
-    """Wait to be killed."""
-    await asyncio.Event().wait()
-    return 0
-
-
 async def ship(service: ServiceState, trial: Trial, sent: list[Any]) -> None:
     """Ship records as a process does: what is rejected for its content is not sent again."""
     try:
@@ -121,7 +115,7 @@ async def check_alive(b: Bench) -> None:
 
 @pytest.mark.parametrize("door", ["shipped", "left behind"])
 async def test_record_with_a_key_missing_or_of_another_type_is_passed_over(tmp_path: Path, door: str) -> None:
-    async with bench(tmp_path, wait) as b:
+    async with bench(tmp_path, deaf) as b:
         for record in records():
             for changed in damaged(record):
                 trial = await running(b, BY_TIME if record["kind"] == "metrics" else BY_LENGTH)
@@ -147,7 +141,7 @@ def flip_bits(tmp_path: Path, door: str, count: int) -> None:
     rng = random.Random(7)
 
     async def main() -> None:
-        async with bench(tmp_path / "home", wait) as b:
+        async with bench(tmp_path / "home", deaf) as b:
             for _ in range(count):
                 line = bytearray(rng.choice(lines))
                 line[rng.randrange(len(line))] ^= 1 << rng.randrange(8)
@@ -171,7 +165,7 @@ def test_flipped_bits_of_a_journal_keep_nothing_from_ending(tmp_path: Path, door
 
 
 async def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_count(tmp_path: Path) -> None:
-    async with bench(tmp_path, wait) as b:
+    async with bench(tmp_path, deaf) as b:
         trial = await running(b, BY_LENGTH)
         good = records()
         bad = {**good[1], "group": "trai.ing", "seq": 99}
@@ -186,7 +180,7 @@ async def test_record_passed_over_is_in_the_log_of_its_trial_and_the_others_coun
 
 
 async def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -> None:
-    async with bench(tmp_path, wait) as b:
+    async with bench(tmp_path, deaf) as b:
         trial = await running(b, BY_LENGTH)
         write = b.dying.write
 
@@ -209,7 +203,7 @@ async def test_records_are_given_again_when_the_database_fails(tmp_path: Path) -
 
 async def test_loop_that_fails_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_runner, "RETRY_INTERVAL", 0.01)
-    async with bench(tmp_path, wait) as b:
+    async with bench(tmp_path, deaf) as b:
         trial = await running(b, BY_LENGTH)
         events = b.engine.events
         calls = []

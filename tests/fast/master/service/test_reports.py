@@ -1,17 +1,18 @@
-"""Reports of trials: counted once, rejected from zombies, and recovered from the journals of dead processes."""
+"""Reports of trials: counted once, and recovered from the journals of dead processes.
+
+That repeats count once and that a zombie is rejected, on every route: ``test_posted_twice.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
 
-from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import LogLine
 from det_core.master.service import (
-    _access,
     _checkpoints,
     _logs,
     _operations,
@@ -20,11 +21,11 @@ from det_core.master.service import (
     _reports,
     _steering,
 )
-from det_core.master.service._exits import revoke_tokens
-from support.mastered import Bench, bench, checkpoints_of, train, trials_of
+from support.mastered import Bench, bench, checkpoints_of, deaf, train, trials_of
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 4}
+BY_EPOCHS = {"name": "async_halving", "max_time": 4, "time_metric": "epoch", "num_rungs": 2, "max_trials": 3}
 
 
 async def idle(trial: Trial) -> int:
@@ -34,34 +35,11 @@ async def idle(trial: Trial) -> int:
     return 0
 
 
-async def deaf(trial: Trial) -> int:
-    """Do nothing."""
-    await asyncio.sleep(60)
-    return 0
-
-
 async def running(b: Bench) -> Trial:
     """Return a running trial, to report for."""
     await b.create(SINGLE)
     await b.until(lambda: b.engine.running)
     return Trial(b.engine.launched[0], b.engine)
-
-
-async def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
-    async with bench(tmp_path, idle) as b:
-        trial = await running(b)
-        spec, s = trial.spec, b.service
-        for _ in range(2):
-            await _reports.report_metrics(s, spec.trial_id, 1, "training", 1, {"loss": 1.5})
-            await trial.report("training", 2, loss=1.0)
-            await trial.checkpoint(2)
-            await trial.acknowledge()
-            await _reports.set_metadata(s, spec.trial_id, {"a": 1})
-            await _operations.give_up(s, spec.trial_id, "EXITED_REASON_INVALID_HP")
-        first, *_ = await _queries.MetricsReader(s.store, [spec.trial_id], "training").read(100)
-        assert (first.total_batches, first.metrics) == (1, {"loss": 1.5})
-        assert len(await checkpoints_of(s, spec.experiment_id)) == 1
-        assert await _reports.get_metadata(s, spec.trial_id) == {"a": 1}
 
 
 async def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path) -> None:
@@ -80,45 +58,6 @@ async def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path
         kept = await b.record(trial.spec.experiment_id)
         assert [e["kind"] for e, _ in kept["events"]].count("completed") == 1
         assert await _preemption.poll(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
-
-
-async def test_a_zombie_is_refused(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        return 1 if trial.spec.trial_run_id == 1 else await idle(trial)
-
-    async with bench(tmp_path, script) as b:
-        number = await b.create(SINGLE)
-        await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
-        old, s = b.engine.launched[0], b.service
-        assert await _access.identify(s, old.session_token) is None
-        token = b.engine.launched[1].session_token
-        assert (await _access.identify(s, token) or {})["trial_id"] == old.trial_id
-        await b.store.write(lambda session: revoke_tokens(session, b.engine.launched[1].allocation_id))
-        assert await _access.identify(s, token) is not None, "it is not looked up again while the allocation lives"
-        late: list[Awaitable[object]] = [
-            _reports.report_metrics(s, old.trial_id, 1, "training", 1, {"loss": 1.0}),
-            _reports.journal(s, old.trial_id, 1, 0, []),
-            _operations.complete(s, old.trial_id, 4, 1.0, allocation_id=old.allocation_id),
-            _operations.current(s, old.trial_id, allocation_id=old.allocation_id),
-            _operations.progress(s, old.trial_id, 1.0, allocation_id=old.allocation_id),
-            _operations.give_up(s, old.trial_id, "INVALID_HP", allocation_id=old.allocation_id),
-            _reports.set_status(s, old.trial_id, "x", allocation_id=old.allocation_id),
-            _reports.set_metadata(s, old.trial_id, {}, allocation_id=old.allocation_id),
-            _preemption.acknowledge(s, old.allocation_id),
-            _checkpoints.register(
-                s, "u", old.task_id, allocation_id=old.allocation_id, metadata={"steps_completed": 1}, resources={}
-            ),
-        ]
-        for call in late:
-            with pytest.raises(Fenced):
-                await call
-        assert await _preemption.poll(s, old.allocation_id, 60) is False
-        await _steering.kill(s, number)
-        await b.ended(number)
-        with pytest.raises(Fenced):
-            await _reports.report_metrics(s, old.trial_id, 2, "training", 1, {"loss": 1.0})
-        with pytest.raises(NotFound):
-            await _reports.report_metrics(s, 99, 1, "training", 1, {"loss": 1.0})
 
 
 async def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path: Path) -> None:
@@ -154,20 +93,11 @@ async def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_
         await b.until(lambda: len(b.engine.launched) == 2)
         assert b.engine.launched[1].latest_checkpoint == "saved"
         kept = await _checkpoints.get(b.service, "saved")
-        assert (kept.state, kept.resources, kept.allocation_id) == (
-            "COMPLETED",
-            {"f": 7},
-            trial.spec.allocation_id,
-        )
+        assert (kept.state, kept.resources, kept.allocation_id) == ("COMPLETED", {"f": 7}, trial.spec.allocation_id)
 
 
 async def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        await trial.should_preempt(60)
-        await trial.acknowledge()
-        return 0
-
-    async with bench(tmp_path, script) as b:
+    async with bench(tmp_path, idle) as b:
         trial = await running(b)
         number, s = trial.spec.trial_id, b.service
         await _reports.report_metrics(s, number, 1, "training", 1, {"loss": 1.0})
@@ -185,10 +115,7 @@ async def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
         await b.until(lambda: b.engine.running)
         await _reports.report_metrics(s, number, 2, "training", 2, {"loss": 0.25})
         rows = await _queries.MetricsReader(s.store, [number], "training").read(100)
-        assert [(r.total_batches, r.metrics) for r in rows] == [
-            (1, {"loss": 1.0, "speed": 2.0}),
-            (2, {"loss": 0.25}),
-        ]
+        assert [(r.total_batches, r.metrics) for r in rows] == [(1, {"loss": 1.0, "speed": 2.0}), (2, {"loss": 0.25})]
         assert len(await _queries.MetricsReader(s.store, [number], "training", archived=True).read(100)) == 3
 
 
@@ -203,35 +130,13 @@ async def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> Non
         assert (await _queries.experiment(s, 1)).progress == 0.75
         await _reports.set_status(s, number, "warming up")
         assert (await _queries.trial(s, number)).status == "warming up"
-        for wrong in (
-            {"a.b": 1},
-            {"k" * 51: 1},
-            {"k": "v" * 5001},
-            {"k": [0] * 101},
-            {"k": 2**70},
-            {"k": float("nan")},
-            {"k": {str(i): i for i in range(1001)}},
-        ):
-            with pytest.raises(Invalid):
-                await _reports.set_metadata(s, number, wrong)
-        deep: dict[str, object] = {}
-        for _ in range(10):
-            deep = {"d": deep}
-        with pytest.raises(Invalid, match="deep"):
-            await _reports.set_metadata(s, number, deep)
+        with pytest.raises(Invalid):  # core/test_metadata.py has all limits
+            await _reports.set_metadata(s, number, {"a.b": 1})
         assert await _reports.get_metadata(s, number) == {}
 
 
 async def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) -> None:
-    searcher = {
-        "name": "async_halving",
-        "max_time": 4,
-        "time_metric": "epoch",
-        "num_rungs": 2,
-        "divisor": 2,
-        "max_trials": 3,
-        "max_concurrent_trials": 1,
-    }
+    searcher = {**BY_EPOCHS, "divisor": 2, "max_concurrent_trials": 1}
 
     async def script(trial: Trial) -> int:
         for epoch in range(1, 100):
@@ -254,15 +159,13 @@ async def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) ->
 
 
 async def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_path: Path) -> None:
-    searcher = {"name": "async_halving", "max_time": 4, "time_metric": "epoch", "num_rungs": 2, "max_trials": 3}
-
     async def script(trial: Trial) -> int:
         await trial.report("validation", 1, loss=1.0)
         await asyncio.sleep(60)
         return 0
 
     async with bench(tmp_path, script) as b:
-        number = await b.create(searcher)
+        number = await b.create(BY_EPOCHS)
         assert await b.ended(number) == "ERROR"
         assert "'epoch'" in str((await _queries.experiment(b.service, number)).error)
 
