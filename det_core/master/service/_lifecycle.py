@@ -39,5 +39,7 @@ async def stop(hub: ServiceState) -> None:
     await hub.actor.stop()
     hub.subscriptions.close()
     await hub.runner.stop()
+    for worker in list(hub.workers.values()):  # those whose tasks were given up before their processes were gone
+        await worker.close()
     for threads in (hub.log_readers, hub.log_writer):
         await asyncio.to_thread(threads.shutdown)

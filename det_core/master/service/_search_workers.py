@@ -148,6 +148,7 @@ class SearchWorker:
         self._folder = folder
         self._temporary = temporary
         self._process: asyncio.subprocess.Process | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._fraction = 0.0
         self._notes: dict[str, Progress] = {}
         self._woken = asyncio.Event()
@@ -244,18 +245,27 @@ class SearchWorker:
         self._kill()
 
     async def close(self) -> None:
-        """Kill the process, and wait until it is gone; :meth:`open` starts another one."""
+        """Kill the process, and wait until it is gone; :meth:`open` starts another one.
+
+        It is done in a task of its own: asyncio cannot wait again for a pipe whose wait was cancelled.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         self._kill()
         process = self._process
-        self._process = None
         if process is not None and process.stdin is not None and process.stdout is not None:
             process.stdin.close()
             with suppress(ConnectionError):
                 await process.stdin.wait_closed()
             await process.stdout.read()  # to its end, at which it is closed
             await process.wait()
+        self._process = None
         if self._temporary and self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        self._closing = None
 
     def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from det_core._standalone.processes import descendants, start_time
+from det_core.config import parse_experiment
 from det_core.master._errors import Invalid, NotFound
 from det_core.master.service import _continue, _create, _lifecycle, _queries, _retention, _search_workers, _steering
 from support.mastered import Bench, bench, config_of, train, trials_of
@@ -236,6 +237,21 @@ def test_process_of_a_search_that_dies_is_started_again_once(tmp_path: Path) -> 
             assert "its process exited with status 3" in error
 
     asyncio.run(main())
+
+
+async def test_close_that_was_cancelled_is_finished_by_the_next() -> None:
+    """A master that stops gives up its tasks, also one that waits for the process of a search to be gone."""
+    worker = _search_workers.SearchWorker(parse_experiment(config_of(SINGLE), default_seed=1), None)
+    await worker.open()
+    process = worker._process
+    assert process is not None
+    closing = asyncio.create_task(worker.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    await worker.close()
+    assert process.returncode is not None and not worker.is_open
 
 
 @pytest.mark.parametrize(
