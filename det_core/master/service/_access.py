@@ -20,18 +20,18 @@ MAX_IDENTITIES = 1000
 """Cached owners of tokens after which those whose allocations have ended are dropped."""
 
 
-async def identify(hub: ServiceState, token: str) -> TokenView | None:
+async def identify(service: ServiceState, token: str) -> TokenView | None:
     """Return the owner of a token; None if the token is invalid, or its allocation has ended.
 
     Every request asks. A cached owner counts only while its allocation lives: the token is revoked at its end.
     """
-    cached = hub.identities.get(token)
-    if cached is not None and cached["allocation_id"] in hub.live.allocations:
+    cached = service.identities.get(token)
+    if cached is not None and cached["allocation_id"] in service.live.allocations:
         return cached
     digest = hash_secret(token)
-    row = await hub.store.read(lambda session: session.get(models.Token, digest))
+    row = await service.store.read(lambda session: session.get(models.Token, digest))
     if row is None or row.allocation_id is None or row.trial_id is None or row.experiment_id is None:
-        hub.identities.pop(token, None)
+        service.identities.pop(token, None)
         return None
     owner = TokenView(
         allocation_id=row.allocation_id,
@@ -39,9 +39,11 @@ async def identify(hub: ServiceState, token: str) -> TokenView | None:
         trial_id=row.trial_id,
         experiment_id=row.experiment_id,
     )
-    if len(hub.identities) >= MAX_IDENTITIES:
-        hub.identities = {t: i for t, i in hub.identities.items() if i["allocation_id"] in hub.live.allocations}
-    hub.identities[token] = owner
+    if len(service.identities) >= MAX_IDENTITIES:
+        service.identities = {
+            t: i for t, i in service.identities.items() if i["allocation_id"] in service.live.allocations
+        }
+    service.identities[token] = owner
     return owner
 
 
@@ -50,10 +52,10 @@ def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-async def read_context(hub: ServiceState, digest: str) -> bytes | None:
+async def read_context(service: ServiceState, digest: str) -> bytes | None:
     """Return a context archive, or None."""
     archive = select(models.Context.content).where(models.Context.digest == digest)
-    return await hub.store.read(lambda session: session.scalar(archive))
+    return await service.store.read(lambda session: session.scalar(archive))
 
 
 def no_experiment(experiment_id: int) -> NotFound:
@@ -71,77 +73,77 @@ def no_task(task_id: str) -> NotFound:
     return NotFound(f"task {task_id} not found")
 
 
-async def experiment_row(hub: ServiceState, experiment_id: int) -> models.Experiment:
+async def experiment_row(service: ServiceState, experiment_id: int) -> models.Experiment:
     """Return an experiment as it is stored.
 
     Raises:
         NotFound: If it does not exist, or was deleted.
     """
-    row = await hub.store.read(lambda session: session.get(models.Experiment, experiment_id))
+    row = await service.store.read(lambda session: session.get(models.Experiment, experiment_id))
     if row is None or row.state == "DELETED":
         raise no_experiment(experiment_id)
     return row
 
 
-async def trial_row(hub: ServiceState, trial_id: int) -> models.Trial:
+async def trial_row(service: ServiceState, trial_id: int) -> models.Trial:
     """Return a trial as it is stored.
 
     Raises:
         NotFound: If it does not exist.
     """
-    row = await hub.store.read(lambda session: session.get(models.Trial, trial_id))
+    row = await service.store.read(lambda session: session.get(models.Trial, trial_id))
     if row is None:
         raise no_trial(trial_id)
     return row
 
 
-async def not_live(hub: ServiceState, experiment_id: int) -> WrongState:
+async def not_live(service: ServiceState, experiment_id: int) -> WrongState:
     """Return the error for an experiment that is not among those that go on.
 
     Raises:
         NotFound: If it does not exist.
     """
-    row = await experiment_row(hub, experiment_id)
+    row = await experiment_row(service, experiment_id)
     if row.unmanaged:
         return WrongState(f"experiment {experiment_id} is unmanaged")
     return WrongState(f"experiment {experiment_id} has ended ({row.state})")
 
 
-async def know_experiment(hub: ServiceState, experiment_id: int) -> None:
+async def know_experiment(service: ServiceState, experiment_id: int) -> None:
     """Check that an experiment has not ended.
 
     Raises:
         NotFound: If it does not exist.
         WrongState: If it has ended, or is unmanaged.
     """
-    if experiment_id not in hub.live.experiments:
-        raise await not_live(hub, experiment_id)
+    if experiment_id not in service.live.experiments:
+        raise await not_live(service, experiment_id)
 
 
-def live_experiment(hub: ServiceState, experiment_id: int) -> LiveExperiment:
+def live_experiment(service: ServiceState, experiment_id: int) -> LiveExperiment:
     """Return an experiment that has not ended; for commands.
 
     Raises:
         WrongState: If it has ended meanwhile.
     """
-    found = hub.live.experiments.get(experiment_id)
+    found = service.live.experiments.get(experiment_id)
     if found is None:
         raise WrongState(f"experiment {experiment_id} has ended")
     return found
 
 
-def live_trial(hub: ServiceState, trial_id: int, allocation_id: str | None = None) -> LiveTrial:
+def live_trial(service: ServiceState, trial_id: int, allocation_id: str | None = None) -> LiveTrial:
     """Return a trial that has not ended; for commands.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         trial_id: Trial.
         allocation_id: Allocation whose token was shown, None for the user's.
 
     Raises:
         Fenced: If the trial or the allocation has ended.
     """
-    found = hub.live.trials.get(trial_id)
+    found = service.live.trials.get(trial_id)
     if found is None:
         raise Fenced(f"trial {trial_id} has ended")
     if allocation_id is not None and (found.allocation is None or found.allocation.id != allocation_id):
@@ -162,23 +164,23 @@ def check_run(trial: LiveTrial, trial_run_id: int) -> None:
         raise Fenced(f"trial {trial.id}: run {trial_run_id} is over (the newest is {trial.run_id})")
 
 
-async def know_trial(hub: ServiceState, trial_id: int) -> None:
+async def know_trial(service: ServiceState, trial_id: int) -> None:
     """Check that a trial exists, ended or not.
 
     Raises:
         NotFound: If it does not.
     """
-    if trial_id not in hub.live.trials:
-        await trial_row(hub, trial_id)
+    if trial_id not in service.live.trials:
+        await trial_row(service, trial_id)
 
 
-def live_allocation(hub: ServiceState, allocation_id: str) -> LiveAllocation:
+def live_allocation(service: ServiceState, allocation_id: str) -> LiveAllocation:
     """Return an allocation that has not ended; for commands.
 
     Raises:
         Fenced: If it has ended.
     """
-    found = hub.live.allocations.get(allocation_id)
+    found = service.live.allocations.get(allocation_id)
     if found is None:
         raise Fenced(f"allocation {allocation_id} has ended")
     return found

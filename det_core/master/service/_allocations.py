@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("det_core")
 
 
-def schedule(hub: ServiceState, tx: Transaction) -> None:
+def schedule(service: ServiceState, tx: Transaction) -> None:
     """Begin the allocations whose turn it is, and preempt those that block a higher priority."""
-    live = hub.live
+    live = service.live
     if not live.queue:
         return
-    running = [_running(allocation, queues=hub.engine.pool.queues) for allocation in live.allocations.values()]
+    running = [_running(allocation, queues=service.engine.pool.queues) for allocation in live.allocations.values()]
     pending = [trial.queued for trial in live.queue.values() if trial.queued is not None]
-    decision = decide(running, pending, hub.engine.pool)
+    decision = decide(running, pending, service.engine.pool)
     for placement in decision.start:
-        begin(hub, tx, placement)
+        begin(service, tx, placement)
     for victim in decision.preempt:
-        ask_to_stop(hub, tx, live.allocations[victim.allocation_id], "one of a higher priority waits")
+        ask_to_stop(service, tx, live.allocations[victim.allocation_id], "one of a higher priority waits")
 
 
 def _running(allocation: LiveAllocation, *, queues: bool) -> RunningAllocation:
@@ -51,19 +51,19 @@ def _running(allocation: LiveAllocation, *, queues: bool) -> RunningAllocation:
     )
 
 
-def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
+def begin(service: ServiceState, tx: Transaction, placement: Placement) -> None:
     """Begin the allocation of a trial whose turn it is."""
-    trial = hub.live.trials[placement.pending.trial_id]
+    trial = service.live.trials[placement.pending.trial_id]
     slots = placement.pending.slots
     slot_ids = placement.slot_ids
     trial.run_id += 1
     allocation = LiveAllocation(f"{trial.task_id}.{trial.run_id}", trial, trial.run_id, slots, slot_ids)
-    trial.allocation = hub.live.allocations[allocation.id] = allocation
-    hub.live.queue.pop(trial.id, None)
+    trial.allocation = service.live.allocations[allocation.id] = allocation
+    service.live.queue.pop(trial.id, None)
     trial.queued = None
     code = secrets.token_urlsafe(16)
     allocation.launch.code = hash_secret(code)
-    allocation.launch.nodes = hub.engine.pool.count_nodes(slots)
+    allocation.launch.nodes = service.engine.pool.count_nodes(slots)
     trial_id = trial.id
     warm_start = trial.warm_start
 
@@ -90,12 +90,12 @@ def begin(hub: ServiceState, tx: Transaction, placement: Placement) -> None:
 
     tx.write(write)
     tx.publish(("trial", trial.id))
-    tx.then(hub.runner.launch, allocation.id, code)
+    tx.then(service.runner.launch, allocation.id, code)
 
 
-def move(hub: ServiceState, event: Moved, tx: Transaction) -> None:
+def move(service: ServiceState, event: Moved, tx: Transaction) -> None:
     """Note how far the cluster got with an allocation."""
-    allocation = hub.live.allocations.get(event.allocation_id)
+    allocation = service.live.allocations.get(event.allocation_id)
     if allocation is None:
         return
     launch = allocation.launch
@@ -107,44 +107,44 @@ def move(hub: ServiceState, event: Moved, tx: Transaction) -> None:
     tx.publish(("trial", allocation.trial.id))
 
 
-def heed(hub: ServiceState, event: Notice, tx: Transaction) -> None:
+def heed(service: ServiceState, event: Notice, tx: Transaction) -> None:
     """Have an allocation save and stop before it is ended from outside; its trial runs again."""
-    allocation = hub.live.allocations.get(event.allocation_id)
+    allocation = service.live.allocations.get(event.allocation_id)
     if allocation is not None:
-        ask_to_stop(hub, tx, allocation, f"{event.why}, in {event.seconds:.0f} s")
+        ask_to_stop(service, tx, allocation, f"{event.why}, in {event.seconds:.0f} s")
 
 
-def ask_to_stop(hub: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
+def ask_to_stop(service: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
     """Have an allocation save and stop; it is killed when its preemption timeout is over. Not ready: killed at once."""
     if allocation.ending:
         return
     if not allocation.ready:
-        kill(hub, tx, allocation, reason)
+        kill(service, tx, allocation, reason)
         return
     allocation.preempt_time = _clock.now()
     tx.write(change, models.Allocation, allocation.id, preempt_time=allocation.preempt_time, preempt_reason=reason)
     tx.publish(("allocation", allocation.id), ("trial", allocation.trial.id))
-    tx.then(_announce, hub, allocation.id)
-    tx.then(hub.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
+    tx.then(_announce, service, allocation.id)
+    tx.then(service.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
 
 
-def _announce(hub: ServiceState, allocation_id: str) -> None:
+def _announce(service: ServiceState, allocation_id: str) -> None:
     """Let the processes of an allocation learn of its preemption, which is recorded."""
-    allocation = hub.live.allocations.get(allocation_id)
+    allocation = service.live.allocations.get(allocation_id)
     if allocation is not None:
         allocation.is_preempted = True
 
 
-def kill(hub: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
+def kill(service: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
     """End an allocation now."""
     if allocation.kill_time is None:
         allocation.kill_time = _clock.now()
         tx.write(change, models.Allocation, allocation.id, kill_time=allocation.kill_time, kill_reason=reason)
         tx.publish(("trial", allocation.trial.id))
-    tx.then(hub.runner.kill, allocation.id)
+    tx.then(service.runner.kill, allocation.id)
 
 
-def acknowledge(hub: ServiceState, tx: Transaction, allocation: LiveAllocation) -> None:
+def acknowledge(service: ServiceState, tx: Transaction, allocation: LiveAllocation) -> None:
     """Note that an allocation is about to exit.
 
     One that has nothing left to do, or was told so, is held to it: what its search wants of it meanwhile is for its
@@ -154,4 +154,4 @@ def acknowledge(hub: ServiceState, tx: Transaction, allocation: LiveAllocation) 
         allocation.acked = True
         tx.write(change, models.Allocation, allocation.id, acked=True)
         if allocation.idle or not allocation.trial.pending:
-            ask_to_stop(hub, tx, allocation, "it has nothing left to do")
+            ask_to_stop(service, tx, allocation, "it has nothing left to do")

@@ -31,7 +31,7 @@ CHOSEN = "storage_id"
 
 
 async def register(
-    hub: ServiceState,
+    service: ServiceState,
     uuid: str,
     task_id: str,
     *,
@@ -53,7 +53,7 @@ async def register(
     if state not in ("COMPLETED", "UNSPECIFIED"):
         raise Invalid(f"checkpoint {uuid}: only COMPLETED ones can be reported, not {state}")
     check(uuid, metadata)
-    if allocation_id is not None and allocation_id not in hub.live.allocations:
+    if allocation_id is not None and allocation_id not in service.live.allocations:
         raise Fenced(f"checkpoint {uuid}: allocation {allocation_id} has ended")
 
     def write(session: Session) -> int:
@@ -78,10 +78,10 @@ async def register(
         return trial.id
 
     try:
-        trial_id = await hub.store.write(write)
+        trial_id = await service.store.write(write)
     except StoreConflict as e:
         raise Conflict(str(e)) from None
-    hub.subscriptions.publish(("trial", trial_id))
+    service.subscriptions.publish(("trial", trial_id))
 
 
 def check(uuid: str, metadata: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ def check(uuid: str, metadata: Mapping[str, Any]) -> None:
 
 
 async def from_journal(
-    hub: ServiceState,
+    service: ServiceState,
     task_id: str,
     allocation_id: str | None,
     body: Mapping[str, Any],
@@ -121,7 +121,7 @@ async def from_journal(
     if not all(type(size) is int and 0 <= size < 2**63 for size in sizes) or sum(sizes) >= 2**63:
         raise Invalid(f"checkpoint {uuid}: resources must be sizes in bytes")
     await register(
-        hub,
+        service,
         uuid,
         task_id,
         allocation_id=allocation_id,
@@ -134,7 +134,7 @@ async def from_journal(
 
 
 async def page(
-    hub: ServiceState, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
+    service: ServiceState, limit: int, offset: int, *, experiment_id: int | None = None, trial_id: int | None = None
 ) -> tuple[list[CheckpointView], int]:
     """Return some checkpoints of an experiment or a trial, newest first, and how many it has."""
 
@@ -149,10 +149,10 @@ async def page(
         rows, total = checkpoints.page(session, of_one, limit, offset)
         return _show(session, rows), total
 
-    return await hub.store.read(look)
+    return await service.store.read(look)
 
 
-async def get(hub: ServiceState, uuid: str) -> CheckpointView:
+async def get(service: ServiceState, uuid: str) -> CheckpointView:
     """Return one checkpoint."""
 
     def look(session: Session) -> CheckpointView:
@@ -161,15 +161,15 @@ async def get(hub: ServiceState, uuid: str) -> CheckpointView:
             raise no_checkpoint(uuid)
         return _show(session, [row])[0]
 
-    return await hub.store.read(look)
+    return await service.store.read(look)
 
 
-async def best(hub: ServiceState, experiment_id: int) -> CheckpointView | None:
+async def best(service: ServiceState, experiment_id: int) -> CheckpointView | None:
     """Return the checkpoint with the best searched metric of those whose files are all there, or None.
 
     Of equals it is the newest of the earliest trial, as that is the one which stays when the experiment has ended.
     """
-    experiment = await experiment_row(hub, experiment_id)
+    experiment = await experiment_row(service, experiment_id)
     sign = 1 if Experiment(experiment.config).smaller_is_better else -1
 
     def look(session: Session) -> CheckpointView | None:
@@ -179,10 +179,10 @@ async def best(hub: ServiceState, experiment_id: int) -> CheckpointView | None:
         # min() returns the first of equals, and the newest come first.
         return min(numbers, key=lambda entry: entry[:2])[2] if numbers else None
 
-    return await hub.store.read(look)
+    return await service.store.read(look)
 
 
-async def patch(hub: ServiceState, remaining: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
+async def patch(service: ServiceState, remaining: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
     """Record what remains of checkpoints, in pairs of ID and files; one without any files is DELETED."""
 
     def write(session: Session) -> None:
@@ -192,7 +192,7 @@ async def patch(hub: ServiceState, remaining: Sequence[tuple[str, Mapping[str, i
             if resources is not None:
                 checkpoints.set_resources(session, uuid, resources)
 
-    await hub.store.write(write)
+    await service.store.write(write)
 
 
 def no_checkpoint(uuid: str) -> NotFound:
@@ -200,7 +200,7 @@ def no_checkpoint(uuid: str) -> NotFound:
     return NotFound(f"checkpoint {uuid} not found")
 
 
-async def set_metadata(hub: ServiceState, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:
+async def set_metadata(service: ServiceState, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:
     """Replace the recorded metadata of a checkpoint and return it."""
 
     def write(session: Session) -> None:
@@ -208,11 +208,11 @@ async def set_metadata(hub: ServiceState, uuid: str, metadata: Mapping[str, Any]
             raise no_checkpoint(uuid)
         change(session, models.Checkpoint, uuid, user_metadata=dict(metadata))
 
-    await hub.store.write(write)
-    return await get(hub, uuid)
+    await service.store.write(write)
+    return await get(service, uuid)
 
 
-async def use(hub: ServiceState, trial_id: int, uuid: str) -> None:
+async def use(service: ServiceState, trial_id: int, uuid: str) -> None:
     """Accept that a trial uses a checkpoint, if both exist; stock clients report it, and nothing reads it.
 
     Raises:
@@ -225,7 +225,7 @@ async def use(hub: ServiceState, trial_id: int, uuid: str) -> None:
         if session.get(models.Checkpoint, uuid) is None:
             raise no_checkpoint(uuid)
 
-    await hub.store.read(check)
+    await service.store.read(check)
 
 
 def _show(session: Session, rows: Sequence[models.Checkpoint]) -> list[CheckpointView]:
@@ -276,20 +276,20 @@ def _at(session: Session, row: models.Checkpoint, group: str) -> dict[str, Any]:
     return {}
 
 
-async def prepare_run(hub: ServiceState, trial_id: int, storage: Mapping[str, Any] | None) -> int | None:
+async def prepare_run(service: ServiceState, trial_id: int, storage: Mapping[str, Any] | None) -> int | None:
     """Record where the run of a trial keeps its checkpoints; return the number of that storage, None without one.
 
     Equal storages have the same number (§5.1).
     """
-    await know_trial(hub, trial_id)
+    await know_trial(service, trial_id)
     if storage is None:
         return None
-    return await _choose(hub, trial_id, storage)
+    return await _choose(service, trial_id, storage)
 
 
-async def _choose(hub: ServiceState, trial_id: int, storage: Mapping[str, Any]) -> int:
+async def _choose(service: ServiceState, trial_id: int, storage: Mapping[str, Any]) -> int:
     config = location(storage)
-    trial = hub.live.trials.get(trial_id)
+    trial = service.live.trials.get(trial_id)
     allocation = None if trial is None else trial.allocation
 
     def write(session: Session) -> int:
@@ -300,7 +300,7 @@ async def _choose(hub: ServiceState, trial_id: int, storage: Mapping[str, Any]) 
                 row.facts = {**row.facts, CHOSEN: number}
         return number
 
-    return await hub.store.write(write)
+    return await service.store.write(write)
 
 
 def add_storage(session: Session, config: Mapping[str, Any]) -> int:

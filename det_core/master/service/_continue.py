@@ -25,11 +25,11 @@ ENDED = (State.COMPLETED, State.CANCELED, State.ERROR)
 """States of an experiment that can be continued."""
 
 
-async def continue_experiment(hub: ServiceState, experiment_id: int, override: str | None = None) -> ExperimentView:
+async def continue_experiment(service: ServiceState, experiment_id: int, override: str | None = None) -> ExperimentView:
     """Continue an ended experiment and return it.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         experiment_id: ID of the experiment.
         override: Configuration text with another ``searcher.max_length`` for a single trial.
 
@@ -38,15 +38,15 @@ async def continue_experiment(hub: ServiceState, experiment_id: int, override: s
         WrongState: If it has not ended, is unmanaged, or has nothing left to do.
         Invalid: If the override changes anything but the length of a single trial.
     """
-    row = await experiment_row(hub, experiment_id)
+    row = await experiment_row(service, experiment_id)
     if row.unmanaged or row.state not in ENDED:
         what = "unmanaged" if row.unmanaged else row.state
         raise WrongState(f"experiment {experiment_id} is {what}: only one that has ended can be continued")
     spec = await asyncio.to_thread(_changed, row, override)
-    await hub.store.write(lambda session: _reopen(session, experiment_id, spec))
-    await hub.actor.refresh()
-    hub.subscriptions.publish(("experiment", experiment_id))
-    return await _queries.experiment(hub, experiment_id)
+    await service.store.write(lambda session: _reopen(session, experiment_id, spec))
+    await service.actor.refresh()
+    service.subscriptions.publish(("experiment", experiment_id))
+    return await _queries.experiment(service, experiment_id)
 
 
 def _changed(row: models.Experiment, override: str | None) -> Experiment:

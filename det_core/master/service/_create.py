@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 async def create_experiment(
-    hub: ServiceState,
+    service: ServiceState,
     config: str | Mapping[str, Any],
     context: bytes | None = None,
     *,
@@ -53,7 +53,7 @@ async def create_experiment(
     """Create an experiment.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         config: Configuration, as text (YAML or JSON) or parsed.
         context: Packed context directory (tar, gzip). Defaults to an empty one.
         activate: Whether it starts at once; else it is PAUSED.
@@ -68,16 +68,16 @@ async def create_experiment(
         NotFound: If the parent, or the trial or checkpoint of a warm start, does not exist.
         Conflict: If another experiment has this external ID.
     """
-    drafted = await draft(hub, config, context, overrides, unmanaged=unmanaged, keep=not validate_only)
+    drafted = await draft(service, config, context, overrides, unmanaged=unmanaged, keep=not validate_only)
     warnings = list(drafted.spec.warnings)
     if validate_only:
         return CreatedView(experiment=_show_experiments.drafted(drafted.spec), warnings=warnings)
-    number = await record(hub, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
-    return CreatedView(experiment=await _queries.experiment(hub, number), warnings=warnings)
+    number = await record(service, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
+    return CreatedView(experiment=await _queries.experiment(service, number), warnings=warnings)
 
 
 async def put_experiment(
-    hub: ServiceState,
+    service: ServiceState,
     external_id: str,
     config: str | Mapping[str, Any],
     *,
@@ -87,7 +87,7 @@ async def put_experiment(
     """Return the experiment with an external ID, created if it does not exist.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         external_id: ID chosen by the caller.
         config: Configuration of a new one.
         unmanaged: Whether others run the trials of a new one.
@@ -97,26 +97,26 @@ async def put_experiment(
         Invalid: If the configuration has errors.
         Conflict: If the experiment was deleted.
     """
-    made = await _get_or_create(hub, external_id, config, unmanaged)
+    made = await _get_or_create(service, external_id, config, unmanaged)
     if start_time is None or not made["experiment"].unmanaged:
         return made
     number = made["experiment"].id
-    await hub.store.write(lambda session: change(session, models.Experiment, number, start_time=start_time))
-    return CreatedView(experiment=await _queries.experiment(hub, number), warnings=made["warnings"])
+    await service.store.write(lambda session: change(session, models.Experiment, number, start_time=start_time))
+    return CreatedView(experiment=await _queries.experiment(service, number), warnings=made["warnings"])
 
 
 async def _get_or_create(
-    hub: ServiceState, external_id: str, config: str | Mapping[str, Any], unmanaged: bool
+    service: ServiceState, external_id: str, config: str | Mapping[str, Any], unmanaged: bool
 ) -> CreatedView:
-    row = await hub.store.read(lambda session: experiments.by_external_id(session, external_id))
+    row = await service.store.read(lambda session: experiments.by_external_id(session, external_id))
     if row is None:
         try:
-            return await create_experiment(hub, config, unmanaged=unmanaged, external_id=external_id)
+            return await create_experiment(service, config, unmanaged=unmanaged, external_id=external_id)
         except Conflict:  # another request has just created it
-            row = await hub.store.read(lambda session: experiments.by_external_id(session, external_id))
+            row = await service.store.read(lambda session: experiments.by_external_id(session, external_id))
     if row is None or row.state == "DELETED":
         raise Conflict(f"the experiment of the external id {external_id!r} was deleted; choose another one")
-    return CreatedView(experiment=await _queries.experiment(hub, row.id), warnings=list(row.warnings))
+    return CreatedView(experiment=await _queries.experiment(service, row.id), warnings=list(row.warnings))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Draft:
 
 
 def read_config(
-    hub: ServiceState, config: str | Mapping[str, Any], overrides: Sequence[str], *, unmanaged: bool
+    service: ServiceState, config: str | Mapping[str, Any], overrides: Sequence[str], *, unmanaged: bool
 ) -> Experiment:
     """Return a complete configuration.
 
@@ -150,7 +150,7 @@ def read_config(
         spec = parse_experiment(
             config,
             overrides=overrides,
-            defaults={"checkpoint_storage": hub.settings.default_storage},
+            defaults={"checkpoint_storage": service.settings.default_storage},
             default_seed=int(_clock.now()) & 0x7FFFFFFF,
             managed=not unmanaged,
         )
@@ -160,7 +160,7 @@ def read_config(
         raise Invalid(
             f"resources.max_slots is {spec.max_slots}: a trial of {spec.slots_per_trial} slot(s) could never start"
         )
-    pool = hub.engine.pool
+    pool = service.engine.pool
     wanted = spec.slots_per_trial
     if not unmanaged and not pool.queues and wanted > pool.slots:
         raise Invalid(
@@ -171,7 +171,7 @@ def read_config(
 
 
 async def draft(
-    hub: ServiceState,
+    service: ServiceState,
     config: str | Mapping[str, Any],
     context: bytes | None,
     overrides: Sequence[str],
@@ -180,7 +180,7 @@ async def draft(
     keep: bool = True,
 ) -> Draft:
     """Check that an experiment can be created; with ``keep`` its context directory is stored already."""
-    spec = await asyncio.to_thread(read_config, hub, config, overrides, unmanaged=unmanaged)
+    spec = await asyncio.to_thread(read_config, service, config, overrides, unmanaged=unmanaged)
     if unmanaged:
         return Draft(spec, _text(config), None, None, None)
     digest = None
@@ -188,11 +188,11 @@ async def draft(
     if context:
         files = await asyncio.to_thread(check_archive, io.BytesIO(context))
         if keep:
-            digest = await hub.store.write(lambda session: add_context(session, context))
-    warm_start = await hub.store.read(lambda session: _warm_start(session, spec))
+            digest = await service.store.write(lambda session: add_context(session, context))
+    warm_start = await service.store.read(lambda session: _warm_start(session, spec))
     await asyncio.to_thread(_check_trial_class, spec, files, context)
     # Last, so that nothing can fail while its process waits for an experiment.
-    search: Search | SearchWorker | None = await make_search(hub, spec, digest, context)
+    search: Search | SearchWorker | None = await make_search(service, spec, digest, context)
     if isinstance(search, SearchWorker) and not keep:
         await search.close()
         search = None
@@ -285,7 +285,7 @@ def _check_warm_start(session: Session, uuid: str | None) -> None:
 
 
 async def record(
-    hub: ServiceState, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None
+    service: ServiceState, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None
 ) -> int:
     """Record a drafted experiment and begin its search; return its ID.
 
@@ -301,9 +301,9 @@ async def record(
             raise NotFound(f"parent experiment {parent_id} not found")
 
     try:
-        await hub.store.read(check)
-        return await hub.actor.do(
-            lambda tx: _record(hub, tx, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
+        await service.store.read(check)
+        return await service.actor.do(
+            lambda tx: _record(service, tx, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
         )
     except BaseException:
         if isinstance(drafted.search, SearchWorker):
@@ -312,7 +312,7 @@ async def record(
 
 
 def _record(
-    hub: ServiceState,
+    service: ServiceState,
     tx: Transaction,
     drafted: Draft,
     *,
@@ -322,7 +322,7 @@ def _record(
 ) -> int:
     spec = drafted.spec
     unmanaged = drafted.search is None
-    experiment_id = hub.live.new_experiment_id()
+    experiment_id = service.live.new_experiment_id()
     state = State.ACTIVE if activate else State.PAUSED
     priority = DEFAULT_PRIORITY if spec.priority is None else spec.priority
 
@@ -360,9 +360,9 @@ def _record(
             context=drafted.context,
             warm_start=drafted.warm_start,
         )
-        hub.live.experiments[experiment_id] = experiment
+        service.live.experiments[experiment_id] = experiment
         if isinstance(drafted.search, SearchWorker):
-            tx.then(employ, hub, experiment_id, drafted.search)
+            tx.then(employ, service, experiment_id, drafted.search)
         experiment.pending.append(Started())
-        hub.live.touch(experiment)
+        service.live.touch(experiment)
     return experiment_id

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
 
 
-def stop(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, state: State, why: str) -> None:
+def stop(service: ServiceState, tx: Transaction, experiment: LiveExperiment, state: State, why: str) -> None:
     """Stop all trials of an experiment, which ends when the last one has.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         tx: Transaction of the decision.
         experiment: Experiment.
         state: State meanwhile, STOPPING_….
@@ -34,9 +34,9 @@ def stop(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, state: 
     tx.write(change, models.Experiment, experiment.id, state=experiment.state.value, error=experiment.error)
     tx.publish(("experiment", experiment.id))
     for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
-        _trials.stop(hub, tx, trial, state, why)
+        _trials.stop(service, tx, trial, state, why)
     _stop_search(tx, experiment)
-    hub.live.touch(experiment)
+    service.live.touch(experiment)
 
 
 def _stop_search(tx: Transaction, experiment: LiveExperiment) -> None:
@@ -45,10 +45,10 @@ def _stop_search(tx: Transaction, experiment: LiveExperiment) -> None:
         tx.then(experiment.search.stop)
 
 
-def fail(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
+def fail(service: ServiceState, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
     """End an experiment by an error."""
     experiment.error = error
-    stop(hub, tx, experiment, State.STOPPING_ERROR, error)
+    stop(service, tx, experiment, State.STOPPING_ERROR, error)
 
 
 def _write(session: Session, experiment_id: int, state: State, progress: float, error: str | None) -> None:
@@ -66,9 +66,9 @@ def _write(session: Session, experiment_id: int, state: State, progress: float, 
     )
 
 
-def finish(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
+def finish(service: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
     """End an experiment without trials that stops: remove it from the live state and apply its retention."""
-    if experiment.trials or experiment.id not in hub.live.experiments:
+    if experiment.trials or experiment.id not in service.live.experiments:
         return
     if experiment.alive and experiment.search is not None and experiment.search.over:  # it was continued
         experiment.state = State.STOPPING_ERROR if experiment.error else State.STOPPING_COMPLETED
@@ -81,6 +81,6 @@ def finish(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> No
     tx.write(_write, experiment.id, experiment.state, progress, experiment.error)
     tx.write(_retention.due, add=experiment.id)
     _stop_search(tx, experiment)
-    del hub.live.experiments[experiment.id]
+    del service.live.experiments[experiment.id]
     tx.publish(("experiment", experiment.id))
-    tx.then(hub.runner.retain, experiment.id)
+    tx.then(service.runner.retain, experiment.id)

@@ -25,18 +25,20 @@ INVALID_HP = "its script raised InvalidHP: these hyperparameters cannot be train
 """Error of a trial that ended for its hyperparameters, which is COMPLETED."""
 
 
-def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitReport, *, saved: bool = False) -> None:
+def ended(
+    service: ServiceState, tx: Transaction, allocation_id: str, report: ExitReport, *, saved: bool = False
+) -> None:
     """Decide on the end of an allocation; a repeat changes nothing.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         tx: Transaction of the decision.
         allocation_id: Allocation.
         report: Report of its end.
         saved: Whether it saved a checkpoint.
     """
-    tx.then(hub.runner.forget, allocation_id)
-    allocation = hub.live.allocations.pop(allocation_id, None)
+    tx.then(service.runner.forget, allocation_id)
+    allocation = service.live.allocations.pop(allocation_id, None)
     if allocation is None:
         return
     trial = allocation.trial
@@ -47,7 +49,7 @@ def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitRe
         report.signal,
         killed=allocation.kill_time is not None or (report.cause is Cause.CANCELLED and allocation.ending),
         acked=allocation.acked,
-        tried=hub.runner.tried(allocation.id),
+        tried=service.runner.tried(allocation.id),
         saved=saved,
     )
     has_failed = kind.is_error or (kind is ExitKind.PREEMPTED and _failed(report))
@@ -69,11 +71,11 @@ def ended(hub: ServiceState, tx: Transaction, allocation_id: str, report: ExitRe
         kind,
     )
     error = _describe(allocation_id, report) if has_failed else None
-    _follow(hub, tx, trial, after, error)
-    hub.live.touch(trial.experiment)
+    _follow(service, tx, trial, after, error)
+    service.live.touch(trial.experiment)
 
 
-def _follow(hub: ServiceState, tx: Transaction, trial: LiveTrial, after: Next, error: str | None) -> None:
+def _follow(service: ServiceState, tx: Transaction, trial: LiveTrial, after: Next, error: str | None) -> None:
     """Apply to a trial what was decided."""
     counted = after.restarts != trial.restarts
     trial.restarts = after.restarts
@@ -82,12 +84,12 @@ def _follow(hub: ServiceState, tx: Transaction, trial: LiveTrial, after: Next, e
             error = INVALID_HP
         elif after.state is not State.ERROR:
             error = None
-        _trials.end(hub, tx, trial, after.state, cast("ExitReason", after.reason), error)
+        _trials.end(service, tx, trial, after.state, cast("ExitReason", after.reason), error)
         return
     if counted or error is not None:
         tx.write(change, models.Trial, trial.id, restarts=trial.restarts, error=error)
     if after.step is Step.ALLOCATE:
-        _trials.enqueue(hub, trial)
+        _trials.enqueue(service, trial)
 
 
 def _failed(report: ExitReport) -> bool:

@@ -28,36 +28,36 @@ Act = Callable[["ServiceState", "Transaction", "LiveTrial"], None]
 
 
 async def steer(
-    hub: ServiceState, trial_id: int, whose: str, records: Sequence[Mapping[str, Any]], *, last_will: bool
+    service: ServiceState, trial_id: int, whose: str, records: Sequence[Mapping[str, Any]], *, last_will: bool
 ) -> None:
     """Act on records of a trial that goes on, in their order.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         trial_id: Trial.
         whose: Name of the run, for messages.
         records: Records as they stand in a journal.
         last_will: Whether the process is dead: see above.
     """
-    trial = hub.live.trials.get(trial_id)
+    trial = service.live.trials.get(trial_id)
     if trial is None:
         return
     for record in telling(trial, records, last_will=last_will):
         try:
-            await _follow(hub, trial, record)
+            await _follow(service, trial, record)
         except Exception as e:
             if not is_content_error(e):
                 raise
             LOG.warning("trial %d, %s: ignoring record %r in its journal: %r", trial_id, whose, record["kind"], e)
 
 
-async def _follow(hub: ServiceState, trial: LiveTrial, record: Mapping[str, Any]) -> None:
+async def _follow(service: ServiceState, trial: LiveTrial, record: Mapping[str, Any]) -> None:
     if record["kind"] == "metadata":
         metadata = dict(record["body"]["metadata"])
-        await hub.store.write(lambda session: trials.set_metadata(session, trial.id, metadata))
+        await service.store.write(lambda session: trials.set_metadata(session, trial.id, metadata))
     else:
         act = _read_act(record)  # before the actor, which would have to begin anew if this raised there
-        await hub.actor.do(lambda tx: _act(hub, tx, trial.id, act))
+        await service.actor.do(lambda tx: _act(service, tx, trial.id, act))
 
 
 def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will: bool) -> list[Mapping[str, Any]]:
@@ -84,22 +84,22 @@ def goes_by_validations(trial: LiveTrial) -> bool:
     return spec.time_metric is not None or bool(spec.searcher.get("class"))
 
 
-async def catch_up(hub: ServiceState, trial: LiveTrial) -> None:
+async def catch_up(service: ServiceState, trial: LiveTrial) -> None:
     """Hand a search the stored validations of its trial that it has not received."""
     metric = trial.experiment.spec.metric
-    found = await hub.store.read(lambda session: validations.of_trial(session, trial.id, metric))
+    found = await service.store.read(lambda session: validations.of_trial(session, trial.id, metric))
     records = [
         {"kind": "metrics", "group": VALIDATION, "metrics": v.row.metrics, "steps_completed": v.row.steps_completed}
         for v in found
     ]
     if records:
-        await steer(hub, trial.id, f"run {trial.run_id}", records, last_will=False)
+        await steer(service, trial.id, f"run {trial.run_id}", records, last_will=False)
 
 
-def _act(hub: ServiceState, tx: Transaction, trial_id: int, act: Act) -> None:
-    trial = hub.live.trials.get(trial_id)
+def _act(service: ServiceState, tx: Transaction, trial_id: int, act: Act) -> None:
+    trial = service.live.trials.get(trial_id)
     if trial is not None:
-        act(hub, tx, trial)
+        act(service, tx, trial)
 
 
 def _read_act(record: Mapping[str, Any]) -> Act:
@@ -107,12 +107,12 @@ def _read_act(record: Mapping[str, Any]) -> Act:
     if record["kind"] == "metrics":
         values = record["metrics"]
         steps = record["steps_completed"]
-        return lambda hub, tx, trial: validated(hub, tx, trial, values, steps)
+        return lambda service, tx, trial: validated(service, tx, trial, values, steps)
     return _READERS[record["kind"]](record["body"])
 
 
 def validated(
-    hub: ServiceState, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any], steps: int | None
+    service: ServiceState, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any], steps: int | None
 ) -> None:
     """Hand a search a validation of its trial, each step once."""
     spec = trial.experiment.spec
@@ -123,12 +123,12 @@ def validated(
     if metric is None or step is None or not -1 < step < 2**63:
         if spec.time_metric is not None:
             missing = spec.metric if metric is None else spec.time_metric
-            _ending.fail(hub, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
+            _ending.fail(service, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
     elif int(step) > trial.validated:
         trial.validated = int(step)
         tx.write(change, models.Trial, trial.id, validated=trial.validated)
         trial.experiment.pending.append(Validated(trial.request_id, int(step), metric))
-        hub.live.touch(trial.experiment)
+        service.live.touch(trial.experiment)
 
 
 def _value(values: Mapping[str, Any], name: str) -> float | None:
@@ -143,15 +143,15 @@ def _operation(body: Mapping[str, Any]) -> Act:
     if metric is None:
         raise TypeError(f"searcher_metric {body['searcher_metric']!r:.80} is not a number")
     length = int(body["length"])
-    return lambda hub, tx, trial: _operations.completed(hub, tx, trial, length, metric)
+    return lambda service, tx, trial: _operations.completed(service, tx, trial, length, metric)
 
 
 def _acknowledged(body: Mapping[str, Any]) -> Act:
     acknowledged = body.get("acknowledged", True)
 
-    def act(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
+    def act(service: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
         if trial.allocation is not None and acknowledged:
-            _allocations.acknowledge(hub, tx, trial.allocation)
+            _allocations.acknowledge(service, tx, trial.allocation)
 
     return act
 
@@ -159,17 +159,17 @@ def _acknowledged(body: Mapping[str, Any]) -> Act:
 def _out_of_operations(body: Mapping[str, Any]) -> Act:
     acknowledge = _acknowledged(body)
 
-    def act(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
+    def act(service: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
         if trial.allocation is not None:
             trial.allocation.idle = True  # the master answered so, or the process would not have reported this
-        acknowledge(hub, tx, trial)
+        acknowledge(service, tx, trial)
 
     return act
 
 
 def _gave_up(body: Mapping[str, Any]) -> Act:
     reason = _operations.REASONS[str(body["reason"]).removeprefix("EXITED_REASON_")]
-    return lambda hub, tx, trial: _operations.gave_up(hub, tx, trial, reason)
+    return lambda service, tx, trial: _operations.gave_up(service, tx, trial, reason)
 
 
 def _progressed(body: Mapping[str, Any]) -> Act:
@@ -177,12 +177,12 @@ def _progressed(body: Mapping[str, Any]) -> Act:
     value = float(body["fraction" if is_raw else "units"])
     if not math.isfinite(value) or value < 0:
         value = 0.0
-    return lambda hub, tx, trial: _operations.progressed(tx, trial, value, is_raw=is_raw)
+    return lambda service, tx, trial: _operations.progressed(tx, trial, value, is_raw=is_raw)
 
 
 def _status(body: Mapping[str, Any]) -> Act:
     status = str(body["status"])
-    return lambda hub, tx, trial: tx.write(change, models.Trial, trial.id, status=status)
+    return lambda service, tx, trial: tx.write(change, models.Trial, trial.id, status=status)
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Act]] = {

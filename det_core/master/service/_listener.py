@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
 
 
-class Ear:
+class EventListener:
     """Takes it into the store.
 
     Args:
-        hub: the service's parts.
+        service: State of the service.
     """
 
-    def __init__(self, hub: ServiceState) -> None:
-        self._hub = hub
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
     async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
         """Give credentials to whoever is about to run an allocation."""
-        return await _tickets.claim(self._hub, allocation_id, node, code, runner)
+        return await _tickets.claim(self._service, allocation_id, node, code, runner)
 
     async def open_context(self, digest: str) -> IO[bytes]:
         """Open a context archive."""
-        return await _tickets.open_context(self._hub, digest)
+        return await _tickets.open_context(self._service, digest)
 
     async def deliver(
         self,
@@ -42,16 +42,18 @@ class Ear:
         digest: str | None = None,
     ) -> int:
         """Take a piece of a file."""
-        return await _tickets.deliver(self._hub, allocation_id, node, token, name, data, offset=offset, digest=digest)
+        return await _tickets.deliver(
+            self._service, allocation_id, node, token, name, data, offset=offset, digest=digest
+        )
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take what a dead process left in its journal."""
-        allocation = self._hub.live.allocations.get(allocation_id)
+        allocation = self._service.live.allocations.get(allocation_id)
         if allocation is not None:
-            await _reports.left_behind(self._hub, allocation, rank, records, restart)
+            await _reports.left_behind(self._service, allocation, rank, records, restart)
 
     async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Take what a process that lives has reported while no master was there."""
-        allocation = self._hub.live.allocations.get(allocation_id)
+        allocation = self._service.live.allocations.get(allocation_id)
         if allocation is not None:
-            await _reports.journal(self._hub, allocation.trial.id, allocation.run_id, rank, records, restart)
+            await _reports.journal(self._service, allocation.trial.id, allocation.run_id, rank, records, restart)

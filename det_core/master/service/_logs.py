@@ -71,7 +71,7 @@ class LogReader:
     """Reads the chosen lines of a trial's log, page by page.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         row: The trial.
         query: The lines.
 
@@ -79,9 +79,9 @@ class LogReader:
         is_over: Whether no line follows those that were read.
     """
 
-    def __init__(self, hub: ServiceState, row: models.Trial, query: LogQuery) -> None:
+    def __init__(self, service: ServiceState, row: models.Trial, query: LogQuery) -> None:
         self.is_over = False
-        self._hub = hub
+        self._service = service
         self._row = row
         self._row_time = _clock.monotonic()
         self._query = query
@@ -101,9 +101,9 @@ class LogReader:
         """
         began = _clock.monotonic()
         while True:
-            cursor = self._hub.subscriptions.cursor
+            cursor = self._service.subscriptions.cursor
             has_ended = self._row.end_time is not None  # before the look: what is written later is seen by the next one
-            page = await _in_thread(self._hub, self._hub.log_readers, partial(self._read, max_lines))
+            page = await _in_thread(self._service, self._service.log_readers, partial(self._read, max_lines))
             self.is_over = page.is_end and (has_ended or not self._query.follow)
             left = began + (timeout if page.is_end else SEARCH_TIMEOUT) - _clock.monotonic()
             if page.lines or self.is_over or left <= 0:
@@ -113,7 +113,7 @@ class LogReader:
 
     def _read(self, max_lines: int) -> Page:
         """Look at the files once."""
-        log = TrialLog(self._hub.settings.allocations, self._row.task_id, self._row.run_id)
+        log = TrialLog(self._service.settings.allocations, self._row.task_id, self._row.run_id)
         if self._begin is None:
             self._begin, self._end = _bounds(log, self._query)
             self._tail = self._end or log.end
@@ -138,30 +138,32 @@ class LogReader:
 
     async def _wait(self, cursor: Cursor, timeout: float) -> None:
         """Wait for a change of the trial or the time of another look; read its row if it may have changed."""
-        has_changed = await self._hub.subscriptions.wait(("log", self._row.task_id), cursor, timeout)
+        has_changed = await self._service.subscriptions.wait(("log", self._row.task_id), cursor, timeout)
         if has_changed or _clock.monotonic() - self._row_time > ROW_INTERVAL:
             self._row_time = _clock.monotonic()
-            self._row = await trial_row(self._hub, self._row.id)
+            self._row = await trial_row(self._service, self._row.id)
 
 
-async def open_log(hub: ServiceState, query: LogQuery, *, trial_id: int | None = None, task_id: str = "") -> LogReader:
+async def open_log(
+    service: ServiceState, query: LogQuery, *, trial_id: int | None = None, task_id: str = ""
+) -> LogReader:
     """Return a reader of the log of a trial, by its ID or that of its task.
 
     Raises:
         NotFound: If it does not exist.
     """
-    row = await (_task_row(hub, task_id) if trial_id is None else trial_row(hub, trial_id))
-    return LogReader(hub, row, query)
+    row = await (_task_row(service, task_id) if trial_id is None else trial_row(service, trial_id))
+    return LogReader(service, row, query)
 
 
-async def _task_row(hub: ServiceState, task_id: str) -> models.Trial:
-    row = await hub.store.read(lambda session: trials.by_task_id(session, task_id))
+async def _task_row(service: ServiceState, task_id: str) -> models.Trial:
+    row = await service.store.read(lambda session: trials.by_task_id(session, task_id))
     if row is None:
         raise no_task(task_id)
     return row
 
 
-async def append_sent(hub: ServiceState, lines: Sequence[tuple[str, LogLine]]) -> None:
+async def append_sent(service: ServiceState, lines: Sequence[tuple[str, LogLine]]) -> None:
     """Append lines that were sent, each with the task it belongs to, to the logs of the tasks' newest runs.
 
     Those of tasks that do not exist, or whose experiment is deleted, are dropped.
@@ -172,35 +174,35 @@ async def append_sent(hub: ServiceState, lines: Sequence[tuple[str, LogLine]]) -
     by_task: dict[str, list[LogLine]] = defaultdict(list)
     for task_id, line in lines:
         by_task[task_id].append(line)
-    await _append(hub, "task", by_task)
+    await _append(service, "task", by_task)
 
 
-async def append_own(hub: ServiceState, task_id: str, line: LogLine) -> None:
+async def append_own(service: ServiceState, task_id: str, line: LogLine) -> None:
     """Append a line of the master's own to the log of a task's newest run; see :func:`append_sent`."""
-    await _append(hub, "master", {task_id: [line]})
+    await _append(service, "master", {task_id: [line]})
 
 
-async def delete_logs(hub: ServiceState, task_ids: Collection[str]) -> None:
+async def delete_logs(service: ServiceState, task_ids: Collection[str]) -> None:
     """Delete the logs of tasks whose allocations have ended.
 
     Raises:
         OSError: If one cannot be deleted.
     """
-    await run_in_daemon_thread(delete_folders, hub.settings.allocations, task_ids)
+    await run_in_daemon_thread(delete_folders, service.settings.allocations, task_ids)
 
 
-async def _append(hub: ServiceState, writer: str, lines: Mapping[str, Sequence[LogLine]]) -> None:
+async def _append(service: ServiceState, writer: str, lines: Mapping[str, Sequence[LogLine]]) -> None:
     def find(session: Session) -> list[models.Trial]:
         rows = [trials.by_task_id(session, task_id) for task_id in lines]
         return [row for row in rows if row is not None and not _is_deleted(session, row)]
 
     def write(rows: Sequence[models.Trial]) -> None:
         for row in rows:
-            append_lines(hub.settings.allocations, f"{row.task_id}.{row.run_id}", writer, lines[row.task_id])
+            append_lines(service.settings.allocations, f"{row.task_id}.{row.run_id}", writer, lines[row.task_id])
 
-    rows = await hub.store.read(find)
-    await _in_thread(hub, hub.log_writer, partial(write, rows))
-    hub.subscriptions.publish(*(("log", row.task_id) for row in rows))
+    rows = await service.store.read(find)
+    await _in_thread(service, service.log_writer, partial(write, rows))
+    service.subscriptions.publish(*(("log", row.task_id) for row in rows))
 
 
 def _is_deleted(session: Session, row: models.Trial) -> bool:
@@ -208,13 +210,13 @@ def _is_deleted(session: Session, row: models.Trial) -> bool:
     return experiment is None or experiment.state in (State.DELETING, State.DELETED)
 
 
-async def _in_thread(hub: ServiceState, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    if hub.subscriptions.is_closed:
+async def _in_thread(service: ServiceState, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    if service.subscriptions.is_closed:
         raise Stopping("the master is about to stop")
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
     except OSError as e:
-        raise StoreError(f"cannot access the logs in {hub.settings.allocations}: {e}") from e
+        raise StoreError(f"cannot access the logs in {service.settings.allocations}: {e}") from e
 
 
 def _bounds(log: TrialLog, query: LogQuery) -> tuple[Position, Position | None]:

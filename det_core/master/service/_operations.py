@@ -28,7 +28,7 @@ DECISION_TIMEOUT = 20.0
 REASONS = {"INVALID_HP": "INVALID_HP", "INIT_INVALID_HP": "INVALID_HP", "USER_REQUESTED_STOP": "USER_REQUESTED_STOP"}
 
 
-async def current(hub: ServiceState, trial_id: int, *, allocation_id: str | None = None) -> OperationView:
+async def current(service: ServiceState, trial_id: int, *, allocation_id: str | None = None) -> OperationView:
     """Return the operation that a trial is to train now; waits for a search that is still to decide on its last one.
 
     ``allocation_id`` here and below: the one whose token was shown.
@@ -37,25 +37,25 @@ async def current(hub: ServiceState, trial_id: int, *, allocation_id: str | None
         NotFound: If it has none yet, or its experiment goes without.
         Fenced: If the allocation has ended.
     """
-    await know_trial(hub, trial_id)
+    await know_trial(service, trial_id)
     until = _clock.monotonic() + DECISION_TIMEOUT
-    while _is_undecided(hub, trial_id) and _clock.monotonic() < until and not hub.subscriptions.is_closed:
-        await hub.subscriptions.wait(("trial", trial_id), hub.subscriptions.cursor, until - _clock.monotonic())
+    while _is_undecided(service, trial_id) and _clock.monotonic() < until and not service.subscriptions.is_closed:
+        await service.subscriptions.wait(("trial", trial_id), service.subscriptions.cursor, until - _clock.monotonic())
 
     def look(tx: Transaction) -> OperationView:
-        trial = live_trial(hub, trial_id, allocation_id)
+        trial = live_trial(service, trial_id, allocation_id)
         if trial.length is None:
             raise NotFound(f"trial {trial_id} has no operation: its search goes without")
         if allocation_id is not None and trial.allocation is not None:
             trial.allocation.idle = trial.completed
         return OperationView(request_id=trial.request_id, length=trial.length, completed=trial.completed)
 
-    return await hub.actor.do(look)
+    return await service.actor.do(look)
 
 
-def _is_undecided(hub: ServiceState, trial_id: int) -> bool:
+def _is_undecided(service: ServiceState, trial_id: int) -> bool:
     """Return whether the search of a trial that runs on is still to decide on its completed operation."""
-    trial = hub.live.trials.get(trial_id)
+    trial = service.live.trials.get(trial_id)
     if trial is None or not trial.completed or (trial.allocation is not None and trial.allocation.ending):
         return False
     return any(
@@ -64,7 +64,7 @@ def _is_undecided(hub: ServiceState, trial_id: int) -> bool:
 
 
 async def complete(
-    hub: ServiceState, trial_id: int, length: int, metric: Any, *, allocation_id: str | None = None
+    service: ServiceState, trial_id: int, length: int, metric: Any, *, allocation_id: str | None = None
 ) -> None:
     """Record that a trial has trained its operation.
 
@@ -73,14 +73,16 @@ async def complete(
         Conflict: If this is not its current operation, or it was completed with another metric.
         Fenced: If the allocation has ended.
     """
-    await know_trial(hub, trial_id)
+    await know_trial(service, trial_id)
     value = as_number(metric)
     if value is None:
         raise Invalid(f"trial {trial_id}: searcherMetric must be a number, not {metric!r:.80}")
-    await hub.actor.do(lambda tx: completed(hub, tx, live_trial(hub, trial_id, allocation_id), length, value))
+    await service.actor.do(
+        lambda tx: completed(service, tx, live_trial(service, trial_id, allocation_id), length, value)
+    )
 
 
-def completed(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int, metric: float) -> None:
+def completed(service: ServiceState, tx: Transaction, trial: LiveTrial, length: int, metric: float) -> None:
     """Record that a trial's operation is done, and have its search decide; a repeat changes nothing.
 
     Raises:
@@ -94,9 +96,9 @@ def completed(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int,
         tx.publish(("trial", trial.id))
         if not trial.reopened:
             trial.experiment.pending.append(Completed(trial.request_id, length, metric))
-        hub.live.touch(trial.experiment)
+        service.live.touch(trial.experiment)
         if trial.spent:
-            _trials.retire(hub, tx, trial)
+            _trials.retire(service, tx, trial)
         return
     if length in trial.done:
         if equal_json(trial.done[length], metric):
@@ -116,12 +118,12 @@ def as_number(value: Any) -> float | None:
 
 
 async def progress(
-    hub: ServiceState, trial_id: int, value: float, *, is_raw: bool = False, allocation_id: str | None = None
+    service: ServiceState, trial_id: int, value: float, *, is_raw: bool = False, allocation_id: str | None = None
 ) -> None:
     """Record the progress of a managed trial that runs, or of an unmanaged one that has not ended.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         trial_id: Trial.
         value: Units trained.
         is_raw: Whether ``value`` is a fraction.
@@ -132,21 +134,23 @@ async def progress(
     """
     if not math.isfinite(value) or value < 0:
         value = 0.0
-    if trial_id not in hub.live.trials:
-        row = await trial_row(hub, trial_id)
+    if trial_id not in service.live.trials:
+        row = await trial_row(service, trial_id)
         if row.unmanaged and not State(row.state).terminal:
-            await _progress_of_unmanaged(hub, row, value, is_raw)
+            await _progress_of_unmanaged(service, row, value, is_raw)
             return
-    await hub.actor.do(lambda tx: progressed(tx, live_trial(hub, trial_id, allocation_id), value, is_raw=is_raw))
+    await service.actor.do(
+        lambda tx: progressed(tx, live_trial(service, trial_id, allocation_id), value, is_raw=is_raw)
+    )
 
 
-async def _progress_of_unmanaged(hub: ServiceState, row: models.Trial, value: float, is_raw: bool) -> None:
-    experiment = await experiment_row(hub, row.experiment_id)
+async def _progress_of_unmanaged(service: ServiceState, row: models.Trial, value: float, is_raw: bool) -> None:
+    experiment = await experiment_row(service, row.experiment_id)
     whole = Experiment(experiment.config).max_units
     if not is_raw:
         value = _fraction(value, whole)
-    await hub.store.write(lambda session: change(session, models.Trial, row.id, progress=min(value, 1.0)))
-    hub.subscriptions.publish(("trial", row.id))
+    await service.store.write(lambda session: change(session, models.Trial, row.id, progress=min(value, 1.0)))
+    service.subscriptions.publish(("trial", row.id))
 
 
 def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool) -> None:
@@ -184,7 +188,7 @@ def whole_length(trial: LiveTrial) -> int | None:
     return length
 
 
-async def give_up(hub: ServiceState, trial_id: int, reason: str, *, allocation_id: str | None = None) -> None:
+async def give_up(service: ServiceState, trial_id: int, reason: str, *, allocation_id: str | None = None) -> None:
     """Record why a trial gives up (§13.5): INVALID_HP, INIT_INVALID_HP or USER_REQUESTED_STOP.
 
     Raises:
@@ -194,26 +198,26 @@ async def give_up(hub: ServiceState, trial_id: int, reason: str, *, allocation_i
     known = REASONS.get(reason.removeprefix("EXITED_REASON_"))
     if known is None:
         raise Invalid(f"trial {trial_id}: reason is {reason!r}, and must be one of {', '.join(REASONS)}")
-    await know_trial(hub, trial_id)
-    await hub.actor.do(lambda tx: gave_up(hub, tx, live_trial(hub, trial_id, allocation_id), known))
+    await know_trial(service, trial_id)
+    await service.actor.do(lambda tx: gave_up(service, tx, live_trial(service, trial_id, allocation_id), known))
 
 
-def gave_up(hub: ServiceState, tx: Transaction, trial: LiveTrial, reason: str) -> None:
+def gave_up(service: ServiceState, tx: Transaction, trial: LiveTrial, reason: str) -> None:
     """Record that a trial gives up; it is killed if it still runs after a grace period."""
     if trial.early_exit is not None:
         return
     trial.early_exit = reason
     tx.write(change, models.Trial, trial.id, early_exit=reason)
     if trial.allocation is not None:
-        tx.then(watch_exit, hub, trial.id, trial.allocation.id)
+        tx.then(watch_exit, service, trial.id, trial.allocation.id)
 
 
-def watch_exit(hub: ServiceState, trial_id: int, allocation_id: str) -> None:
+def watch_exit(service: ServiceState, trial_id: int, allocation_id: str) -> None:
     """Kill a trial that has given up and does not end."""
 
     def end(tx: Transaction) -> None:
-        trial = hub.live.trials.get(trial_id)
+        trial = service.live.trials.get(trial_id)
         if trial is not None and trial.allocation is not None and trial.allocation.id == allocation_id:
-            _trials.stop(hub, tx, trial, State.STOPPING_KILLED, "it gave up, and did not exit")
+            _trials.stop(service, tx, trial, State.STOPPING_KILLED, "it gave up, and did not exit")
 
-    hub.runner.later(hub.settings.early_exit_grace, partial(hub.actor.post, end))
+    service.runner.later(service.settings.early_exit_grace, partial(service.actor.post, end))

@@ -20,7 +20,7 @@ UNKNOWN_PAUSE = 1.0
 """Seconds that somebody waits for the answer that an allocation does not exist, lest it asks again at once."""
 
 
-async def poll(hub: ServiceState, allocation_id: str, timeout: float) -> bool:
+async def poll(service: ServiceState, allocation_id: str, timeout: float) -> bool:
     """Return whether an allocation is to stop, as soon as it is, or after ``timeout`` seconds.
 
     A poll during which the allocation ends returns True, a later one False: stock clients poll in a loop.
@@ -28,60 +28,60 @@ async def poll(hub: ServiceState, allocation_id: str, timeout: float) -> bool:
     Raises:
         NotFound: If no allocation has this ID.
     """
-    allocation = hub.live.allocations.get(allocation_id)
+    allocation = service.live.allocations.get(allocation_id)
     if allocation is None:
-        await know_allocation(hub, allocation_id)
+        await know_allocation(service, allocation_id)
         return False
     until = _clock.monotonic() + timeout
     while allocation is not None and not allocation.is_preempted:
-        cursor = hub.subscriptions.cursor
-        if not await hub.subscriptions.wait(("allocation", allocation_id), cursor, until - _clock.monotonic()):
+        cursor = service.subscriptions.cursor
+        if not await service.subscriptions.wait(("allocation", allocation_id), cursor, until - _clock.monotonic()):
             return False
-        allocation = hub.live.allocations.get(allocation_id)
+        allocation = service.live.allocations.get(allocation_id)
     return True
 
 
-async def know_allocation(hub: ServiceState, allocation_id: str) -> None:
+async def know_allocation(service: ServiceState, allocation_id: str) -> None:
     """Make sure that there is, or was, such an allocation.
 
     Raises:
         NotFound: there never was.
     """
-    if allocation_id in hub.live.allocations:
+    if allocation_id in service.live.allocations:
         return
-    row = await hub.store.read(lambda session: session.get(models.Allocation, allocation_id))
+    row = await service.store.read(lambda session: session.get(models.Allocation, allocation_id))
     if row is None:
         await asyncio.sleep(UNKNOWN_PAUSE)
         raise NotFound(f"allocation {allocation_id} not found")
 
 
-async def acknowledge(hub: ServiceState, allocation_id: str) -> None:
+async def acknowledge(service: ServiceState, allocation_id: str) -> None:
     """Note that the process of an allocation has noticed its preemption and is about to exit."""
-    await know_allocation(hub, allocation_id)
+    await know_allocation(service, allocation_id)
 
     def command(tx: Transaction) -> None:
-        _allocations.acknowledge(hub, tx, live_allocation(hub, allocation_id))
+        _allocations.acknowledge(service, tx, live_allocation(service, allocation_id))
 
-    await hub.actor.do(command)
+    await service.actor.do(command)
 
 
-async def pending(hub: ServiceState, allocation_id: str) -> None:
+async def pending(service: ServiceState, allocation_id: str) -> None:
     """Have an allocation save and stop because its machine is wanted back; its trial runs again elsewhere."""
-    await know_allocation(hub, allocation_id)
+    await know_allocation(service, allocation_id)
 
     def command(tx: Transaction) -> None:
-        _allocations.ask_to_stop(hub, tx, live_allocation(hub, allocation_id), "its machine is wanted back")
+        _allocations.ask_to_stop(service, tx, live_allocation(service, allocation_id), "its machine is wanted back")
 
-    await hub.actor.do(command)
+    await service.actor.do(command)
 
 
-async def rendezvous(hub: ServiceState, allocation_id: str) -> RendezvousView:
+async def rendezvous(service: ServiceState, allocation_id: str) -> RendezvousView:
     """Return the addresses of an allocation's containers: one, because the engine runs it on this machine.
 
     Raises:
         NotFound: If no allocation has this ID.
         Fenced: If it has ended.
     """
-    await know_allocation(hub, allocation_id)
-    allocation = live_allocation(hub, allocation_id)
+    await know_allocation(service, allocation_id)
+    allocation = live_allocation(service, allocation_id)
     return RendezvousView(addresses=["127.0.0.1"], rank=0, slots=[allocation.slots])

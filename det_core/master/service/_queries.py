@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def master(hub: ServiceState) -> MasterView:
+def master(service: ServiceState) -> MasterView:
     """Return the description of the master."""
-    in_use = {slot for allocation in hub.live.allocations.values() for slot in allocation.slot_ids}
+    in_use = {slot for allocation in service.live.allocations.values() for slot in allocation.slot_ids}
     return MasterView(
-        cluster_id=hub.settings.cluster_id,
-        cluster_name=hub.settings.cluster_name,
-        version=hub.settings.version,
-        slots=list(hub.engine.pool.slot_ids),
+        cluster_id=service.settings.cluster_id,
+        cluster_name=service.settings.cluster_name,
+        version=service.settings.version,
+        slots=list(service.engine.pool.slot_ids),
         slots_in_use=sorted(in_use),
     )
 
 
 async def find_experiments(
-    hub: ServiceState,
+    service: ServiceState,
     *,
     states: Sequence[str] = (),
     labels: Sequence[str] = (),
@@ -56,7 +56,7 @@ async def find_experiments(
     """Return experiments that match each filter given, and how many do without ``limit`` and ``offset``.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         states: Only those in one of these states; none for all.
         labels: Only those with all of these labels.
         name: Only those whose name contains this text.
@@ -67,7 +67,7 @@ async def find_experiments(
         offset: Experiments to skip.
     """
 
-    live = _show_experiments.snapshots(hub)
+    live = _show_experiments.snapshots(service)
 
     def look(session: Session) -> tuple[list[ExperimentView], int]:
         rows, total = experiments.find(
@@ -81,34 +81,34 @@ async def find_experiments(
             limit=limit,
             offset=offset,
         )
-        return _show_experiments.show(session, hub, rows, live), total
+        return _show_experiments.show(session, service, rows, live), total
 
-    return await hub.store.read(look)
+    return await service.store.read(look)
 
 
-async def experiment(hub: ServiceState, experiment_id: int) -> ExperimentView:
+async def experiment(service: ServiceState, experiment_id: int) -> ExperimentView:
     """Return one experiment."""
-    row = await experiment_row(hub, experiment_id)
-    live = _show_experiments.snapshot(hub, experiment_id)
-    (view,) = await hub.store.read(lambda session: _show_experiments.show(session, hub, [row], live))
+    row = await experiment_row(service, experiment_id)
+    live = _show_experiments.snapshot(service, experiment_id)
+    (view,) = await service.store.read(lambda session: _show_experiments.show(session, service, [row], live))
     return view
 
 
-async def wait(hub: ServiceState, experiment_id: int, timeout: float) -> ExperimentView:
+async def wait(service: ServiceState, experiment_id: int, timeout: float) -> ExperimentView:
     """Return an experiment once it has ended, or as it is after ``timeout`` seconds."""
     until = _clock.monotonic() + timeout
     while True:
-        cursor = hub.subscriptions.cursor
-        view = await experiment(hub, experiment_id)
+        cursor = service.subscriptions.cursor
+        view = await experiment(service, experiment_id)
         ended = view.end_time is not None and view.state != State.ACTIVE
         left = until - _clock.monotonic()
-        if ended or left <= 0 or hub.subscriptions.is_closed:
+        if ended or left <= 0 or service.subscriptions.is_closed:
             return view
-        await hub.subscriptions.wait(("experiment", experiment_id), cursor, left)
+        await service.subscriptions.wait(("experiment", experiment_id), cursor, left)
 
 
 async def find_trials(
-    hub: ServiceState,
+    service: ServiceState,
     experiment_id: int,
     states: Sequence[str] = (),
     *,
@@ -119,15 +119,15 @@ async def find_trials(
     """Return trials of an experiment, and how many match without ``limit`` and ``offset``.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         experiment_id: Experiment.
         states: Only those that show one of these; none for all.
         best_first: Whether to sort them by their best validation, the best first. Defaults to their IDs.
         limit: Maximum number. Defaults to all.
         offset: Trials to skip.
     """
-    row = await experiment_row(hub, experiment_id)
-    live = _show_trials.snapshots(hub.live.experiments.get(experiment_id))
+    row = await experiment_row(service, experiment_id)
+    live = _show_trials.snapshots(service.live.experiments.get(experiment_id))
     order = validations.best_first(Experiment(row.config).smaller_is_better) if best_first else validations.BY_ID
 
     def look(session: Session) -> tuple[list[TrialView], int]:
@@ -136,12 +136,12 @@ async def find_trials(
         rows = session.scalars(page.limit(limit).offset(offset)).all()
         return list(_show_trials.show(session, row, rows, live)), trials.count(session, experiment_id, chosen)
 
-    return await hub.store.read(look)
+    return await service.store.read(look)
 
 
-async def trial(hub: ServiceState, trial_id: int, *, summarize: bool = False) -> TrialView:
+async def trial(service: ServiceState, trial_id: int, *, summarize: bool = False) -> TrialView:
     """Return one trial; ``summarize``: with the summary of its metrics, for which all its rows are read."""
-    live = hub.live.trials.get(trial_id)
+    live = service.live.trials.get(trial_id)
     snapshot = None if live is None else _show_trials.snapshot(live)
 
     def look(session: Session) -> TrialView:
@@ -157,29 +157,29 @@ async def trial(hub: ServiceState, trial_id: int, *, summarize: bool = False) ->
         return view
 
     if summarize:
-        return await hub.store.read_series(look)
-    return await hub.store.read(look)
+        return await service.store.read_series(look)
+    return await service.store.read(look)
 
 
-async def best_trial(hub: ServiceState, experiment_id: int) -> TrialView | None:
+async def best_trial(service: ServiceState, experiment_id: int) -> TrialView | None:
     """Return the trial with the best searched metric, or None."""
-    best = await _best(hub, await experiment_row(hub, experiment_id))
+    best = await _best(service, await experiment_row(service, experiment_id))
     if best is None:
         return None
-    return await trial(hub, best.trial_id)
+    return await trial(service, best.trial_id)
 
 
-async def best_validation(hub: ServiceState, experiment_id: int) -> float:
+async def best_validation(service: ServiceState, experiment_id: int) -> float:
     """Return the best value of the searched metric."""
-    row = await experiment_row(hub, experiment_id)
-    best = await _best(hub, row)
+    row = await experiment_row(service, experiment_id)
+    best = await _best(service, row)
     if best is None:
         raise NotFound(f"experiment {experiment_id} has no validation with {row.config['searcher']['metric']!r} yet")
     return best.value
 
 
-async def _best(hub: ServiceState, row: models.Experiment) -> BestTrial | None:
-    best = await hub.store.read(lambda session: _show_experiments.best_of(session, [row]))
+async def _best(service: ServiceState, row: models.Experiment) -> BestTrial | None:
+    best = await service.store.read(lambda session: _show_experiments.best_of(session, [row]))
     return best.get(row.id)
 
 

@@ -77,41 +77,41 @@ def _losses(session: Session, trial_id: int) -> Losses:
     return losses
 
 
-async def reload(hub: ServiceState) -> None:
+async def reload(service: ServiceState) -> None:
     """Replace the live state by that of the store: what is not stored has not happened."""
-    kept, running, last_experiment, last_trial = await hub.store.read(_read)
-    searches = [await _recall_safely(hub, one) for one in kept]
+    kept, running, last_experiment, last_trial = await service.store.read(_read)
+    searches = [await _recall_safely(service, one) for one in kept]
     # From here on nothing waits, so that nobody sees half of it.
-    before = hub.live
+    before = service.live
     live = Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
-    hub.live = live
+    service.live = live
     for one, search in zip(kept, searches, strict=True):
-        live.experiments[one.row.id] = _experiment(hub, one, search)
+        live.experiments[one.row.id] = _experiment(service, one, search)
     for row in running:
-        _allocation(hub, row, before.allocations.get(row.id))
+        _allocation(service, row, before.allocations.get(row.id))
     for experiment in live.experiments.values():
         if experiment.events == 0 and experiment.alive:
             experiment.pending.append(Started())
         for trial in experiment.trials.values():
-            _trials.enqueue(hub, trial)
+            _trials.enqueue(service, trial)
         live.touch(experiment)
         if isinstance(experiment.search, SearchWorker) and experiment.alive:
-            _search.employ(hub, experiment.id, experiment.search)
-    for number, worker in hub.workers.items():
+            _search.employ(service, experiment.id, experiment.search)
+    for number, worker in service.workers.items():
         if number not in live.experiments:
             worker.stop()
 
 
-async def _recall_safely(hub: ServiceState, kept: Kept) -> Search | SearchWorker | str:
+async def _recall_safely(service: ServiceState, kept: Kept) -> Search | SearchWorker | str:
     """Return a search as it was, or why it cannot be made again. That of a worker replays later, by itself."""
     row = kept.row
     spec = Experiment(row.config)
-    worker = hub.workers.get(row.id)
+    worker = service.workers.get(row.id)
     try:
         if not has_worker(spec):
             return await asyncio.to_thread(recall, spec, kept.events)
         if worker is None or worker.is_stopped:
-            worker = await prepare_worker(hub, spec, row.context)
+            worker = await prepare_worker(service, spec, row.context)
             worker.over = any(is_over(event) for event in kept.events)
         return worker
     except Exception as e:
@@ -119,7 +119,7 @@ async def _recall_safely(hub: ServiceState, kept: Kept) -> Search | SearchWorker
         return f"its search cannot be made again from what is kept: {e}"
 
 
-def _experiment(hub: ServiceState, kept: Kept, search: Search | SearchWorker | str) -> LiveExperiment:
+def _experiment(service: ServiceState, kept: Kept, search: Search | SearchWorker | str) -> LiveExperiment:
     row = kept.row
     experiment = LiveExperiment(
         id=row.id,
@@ -141,7 +141,7 @@ def _experiment(hub: ServiceState, kept: Kept, search: Search | SearchWorker | s
     for trial in kept.trials:
         experiment.known[trial.request_id] = trial.id
         if not State(trial.state).terminal:
-            _trials.adopt(hub, _trial(experiment, trial, kept))
+            _trials.adopt(service, _trial(experiment, trial, kept))
     return experiment
 
 
@@ -172,8 +172,8 @@ def _trial(experiment: LiveExperiment, row: models.Trial, kept: Kept) -> LiveTri
     )
 
 
-def _allocation(hub: ServiceState, row: models.Allocation, before: LiveAllocation | None) -> None:
-    trial = hub.live.trials.get(row.trial_id)
+def _allocation(service: ServiceState, row: models.Allocation, before: LiveAllocation | None) -> None:
+    trial = service.live.trials.get(row.trial_id)
     if trial is None:
         return
     allocation = LiveAllocation(
@@ -191,8 +191,8 @@ def _allocation(hub: ServiceState, row: models.Allocation, before: LiveAllocatio
         steps_completed=row.steps_completed,
         latest_checkpoint=row.latest_checkpoint,
     )
-    trial.allocation = hub.live.allocations[row.id] = allocation
-    hub.subscriptions.publish(("allocation", row.id))
+    trial.allocation = service.live.allocations[row.id] = allocation
+    service.subscriptions.publish(("allocation", row.id))
 
 
 def _may_be_idle(trial: LiveTrial) -> bool:
@@ -204,26 +204,26 @@ def _may_be_idle(trial: LiveTrial) -> bool:
     return trial.operations > 1 or trial.completed
 
 
-async def resume(hub: ServiceState) -> None:
+async def resume(service: ServiceState) -> None:
     """Take up what an earlier master did not finish: validations that no search has seen, deletions, deadlines."""
-    await hub.actor.refresh()
-    for trial in list(hub.live.trials.values()):
+    await service.actor.refresh()
+    for trial in list(service.live.trials.values()):
         if trial.early_exit is not None and trial.allocation is not None:
-            _operations.watch_exit(hub, trial.id, trial.allocation.id)
+            _operations.watch_exit(service, trial.id, trial.allocation.id)
         if _facts.goes_by_validations(trial):
-            await _facts.catch_up(hub, trial)
-    for allocation in list(hub.live.allocations.values()):
+            await _facts.catch_up(service, trial)
+    for allocation in list(service.live.allocations.values()):
         if allocation.kill_time is not None:
-            hub.runner.kill(allocation.id)
+            service.runner.kill(allocation.id)
         elif allocation.preempt_time is not None:
             timeout = allocation.trial.experiment.spec.preemption_timeout
             left = allocation.preempt_time + timeout - _clock.now()
-            hub.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
-    due, deleting = await hub.store.read(
+            service.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
+    due, deleting = await service.store.read(
         lambda session: (_retention.due(session), experiments.find(session, states=["DELETING"])[0])
     )
     for number in due:
-        hub.runner.retain(number)
+        service.runner.retain(number)
     for row in deleting:
-        hub.runner.keep_running(partial(_retention.erase, hub, row.id), f"deletion of experiment {row.id}")
-    hub.runner.keep_running(partial(_unmanaged.sweep, hub), "unmanaged trials")
+        service.runner.keep_running(partial(_retention.erase, service, row.id), f"deletion of experiment {row.id}")
+    service.runner.keep_running(partial(_unmanaged.sweep, service), "unmanaged trials")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("det_core")
 
 
-async def fence(hub: ServiceState, trial_id: int, trial_run_id: int) -> None:
+async def fence(service: ServiceState, trial_id: int, trial_run_id: int) -> None:
     """Make sure that a report comes from the attempt of a trial that runs.
 
     Raises:
@@ -33,11 +33,11 @@ async def fence(hub: ServiceState, trial_id: int, trial_run_id: int) -> None:
         Fenced: the attempt is over.
         Invalid: there never was such an attempt.
     """
-    trial = hub.live.trials.get(trial_id)
+    trial = service.live.trials.get(trial_id)
     if trial is not None:
         check_run(trial, trial_run_id)
         return
-    row = await trial_row(hub, trial_id)
+    row = await trial_row(service, trial_id)
     if not row.unmanaged:
         raise Fenced(f"trial {trial_id} has ended")
     if row.run_id != trial_run_id:
@@ -45,7 +45,7 @@ async def fence(hub: ServiceState, trial_id: int, trial_run_id: int) -> None:
 
 
 async def journal(
-    hub: ServiceState,
+    service: ServiceState,
     trial_id: int,
     trial_run_id: int,
     rank: int,
@@ -58,7 +58,7 @@ async def journal(
     """Record what a process has written to its journal, each record once.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         trial_id: Trial.
         trial_run_id: Run that wrote the records.
         rank: Rank that wrote them.
@@ -75,25 +75,25 @@ async def journal(
         Invalid: If a record's content cannot be taken.
     """
     if not last_will:
-        await fence(hub, trial_id, trial_run_id)
+        await fence(service, trial_id, trial_run_id)
     try:
-        next_seq = await hub.store.write(
+        next_seq = await service.store.write(
             lambda session: ingest.insert_journal(session, trial_id, trial_run_id, rank, records, restart=restart)
         )
     except ValueError as e:
         raise Invalid(f"trial {trial_id}, journal of rank {rank}: {e}") from None
     if any(record["kind"] == "metrics" for record in records):
-        hub.subscriptions.publish(("metrics", trial_id))
-    if trial_id in hub.live.trials:
-        await _warn(hub, trial_id, records)
-        await steer(hub, trial_id, f"run {trial_run_id}", records, last_will=last_will)
+        service.subscriptions.publish(("metrics", trial_id))
+    if trial_id in service.live.trials:
+        await _warn(service, trial_id, records)
+        await steer(service, trial_id, f"run {trial_run_id}", records, last_will=last_will)
     else:
-        await _unmanaged.apply_records(hub, trial_id, records, storage_id)
+        await _unmanaged.apply_records(service, trial_id, records, storage_id)
     return next_seq
 
 
 async def left_behind(
-    hub: ServiceState, allocation: LiveAllocation, rank: int, records: Sequence[Mapping[str, Any]], restart: int
+    service: ServiceState, allocation: LiveAllocation, rank: int, records: Sequence[Mapping[str, Any]], restart: int
 ) -> None:
     """Take records that a dead process left in its journal, and pass over those whose content cannot be taken.
 
@@ -103,23 +103,23 @@ async def left_behind(
         Exception: If our database, disk or network failed. The same records may be given again.
     """
     try:
-        await journal(hub, allocation.trial.id, allocation.run_id, rank, records, restart, last_will=True)
+        await journal(service, allocation.trial.id, allocation.run_id, rank, records, restart, last_will=True)
     except Exception as e:
         if not is_content_error(e):
             raise
         if len(records) > 1:
             half = len(records) // 2
-            await left_behind(hub, allocation, rank, records[:half], restart)
-            await left_behind(hub, allocation, rank, records[half:], restart)
+            await left_behind(service, allocation, rank, records[:half], restart)
+            await left_behind(service, allocation, rank, records[half:], restart)
             return
         reason = "line is not a record" if "damaged" in records[0] else str(e)
         LOG.warning("allocation %s: ignoring a record of rank %d: %s", allocation.id, rank, reason)
         text = f"ignoring a record of rank {rank}, restart {restart}: {reason}: {json.dumps(records[0])}"
-        await _write_log(hub, allocation.trial.task_id, text)
+        await _write_log(service, allocation.trial.task_id, text)
 
 
 async def report_metrics(
-    hub: ServiceState,
+    service: ServiceState,
     trial_id: int,
     trial_run_id: int,
     group: str,
@@ -135,9 +135,9 @@ async def report_metrics(
         Invalid: If the group, the step or a metric is unusable.
         Conflict: If a metric has another value already.
     """
-    await fence(hub, trial_id, trial_run_id)
+    await fence(service, trial_id, trial_run_id)
     try:
-        await hub.store.write(
+        await service.store.write(
             lambda session: ingest.report(
                 session, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, time=report_time
             )
@@ -146,44 +146,44 @@ async def report_metrics(
         raise Conflict(str(e)) from None
     except ValueError as e:
         raise Invalid(f"trial {trial_id}: {e}") from None
-    hub.subscriptions.publish(("metrics", trial_id))
-    if group == VALIDATION and trial_id in hub.live.trials:
+    service.subscriptions.publish(("metrics", trial_id))
+    if group == VALIDATION and trial_id in service.live.trials:
         record = {"kind": "metrics", "group": group, "metrics": avg_metrics, "steps_completed": steps_completed}
-        await _warn(hub, trial_id, [record])
-        await steer(hub, trial_id, f"run {trial_run_id}", [record], last_will=False)
+        await _warn(service, trial_id, [record])
+        await steer(service, trial_id, f"run {trial_run_id}", [record], last_will=False)
 
 
-async def _warn(hub: ServiceState, trial_id: int, records: Sequence[Mapping[str, Any]]) -> None:
+async def _warn(service: ServiceState, trial_id: int, records: Sequence[Mapping[str, Any]]) -> None:
     """Say in a trial's log, once for all of its search, that it does not report what the search goes by."""
-    trial = hub.live.trials.get(trial_id)
+    trial = service.live.trials.get(trial_id)
     if trial is None or not is_search(trial.experiment.spec):
         return
     warning = trial.experiment.measured.take_in(trial_id, records)
     if warning is None:
         return
-    await _write_log(hub, trial.task_id, warning)
+    await _write_log(service, trial.task_id, warning)
 
 
-async def _write_log(hub: ServiceState, task_id: str, text: str) -> None:
+async def _write_log(service: ServiceState, task_id: str, text: str) -> None:
     """Write a warning of the master to a trial's log."""
     line = LogLine(_clock.now(), "stderr", None, "WARNING", text + "\n", source="master")
-    await _logs.append_own(hub, task_id, line)
+    await _logs.append_own(service, task_id, line)
 
 
-async def set_status(hub: ServiceState, trial_id: int, status: str, *, allocation_id: str | None = None) -> None:
+async def set_status(service: ServiceState, trial_id: int, status: str, *, allocation_id: str | None = None) -> None:
     """Replace the status line of a trial.
 
     Raises:
         NotFound: If the trial does not exist.
         Fenced: If the allocation whose token was shown has ended.
     """
-    await _check_reporter(hub, trial_id, allocation_id)
-    await hub.store.write(lambda session: change(session, models.Trial, trial_id, status=status))
-    hub.subscriptions.publish(("trial", trial_id))
+    await _check_reporter(service, trial_id, allocation_id)
+    await service.store.write(lambda session: change(session, models.Trial, trial_id, status=status))
+    service.subscriptions.publish(("trial", trial_id))
 
 
 async def set_metadata(
-    hub: ServiceState, trial_id: int, metadata: Mapping[str, Any], *, allocation_id: str | None = None
+    service: ServiceState, trial_id: int, metadata: Mapping[str, Any], *, allocation_id: str | None = None
 ) -> dict[str, Any]:
     """Replace the metadata of a trial's run and return them (§5.4).
 
@@ -196,35 +196,35 @@ async def set_metadata(
         checked = validate_metadata(metadata)
     except (TypeError, ValueError) as e:
         raise Invalid(str(e)) from None
-    await _check_reporter(hub, trial_id, allocation_id)
-    await hub.store.write(lambda session: trials.set_metadata(session, trial_id, checked))
+    await _check_reporter(service, trial_id, allocation_id)
+    await service.store.write(lambda session: trials.set_metadata(session, trial_id, checked))
     return checked
 
 
-async def get_metadata(hub: ServiceState, trial_id: int) -> dict[str, Any]:
+async def get_metadata(service: ServiceState, trial_id: int) -> dict[str, Any]:
     """Return the metadata of a trial's run; {} if none were set."""
-    await know_trial(hub, trial_id)
-    return await hub.store.read(lambda session: trials.metadata(session, trial_id))
+    await know_trial(service, trial_id)
+    return await service.store.read(lambda session: trials.metadata(session, trial_id))
 
 
-async def _check_reporter(hub: ServiceState, trial_id: int, allocation_id: str | None) -> None:
+async def _check_reporter(service: ServiceState, trial_id: int, allocation_id: str | None) -> None:
     """Check that a trial exists, and that the allocation that reports for it has not ended."""
-    await know_trial(hub, trial_id)
+    await know_trial(service, trial_id)
     if allocation_id is not None:
-        live_trial(hub, trial_id, allocation_id)
+        live_trial(service, trial_id, allocation_id)
 
 
 async def alert(
-    hub: ServiceState, experiment_id: int, trial_id: int | None, title: str, description: str, level: str
+    service: ServiceState, experiment_id: int, trial_id: int | None, title: str, description: str, level: str
 ) -> None:
     """Write an alert to the log of its trial; to the master's own, where it names none."""
-    await experiment_row(hub, experiment_id)
+    await experiment_row(service, experiment_id)
     text = f"alert: {title}"
     if description:
         text += f": {description}"
     if trial_id is None:
         LOG.info("experiment %d: %s", experiment_id, text)
         return
-    task_id = (await trial_row(hub, trial_id)).task_id
+    task_id = (await trial_row(service, trial_id)).task_id
     line = LogLine(_clock.now(), "stdout", None, level, text + "\n", source="alert")
-    await _logs.append_own(hub, task_id, line)
+    await _logs.append_own(service, task_id, line)

@@ -39,26 +39,26 @@ DUE = "checkpoints to look through"
 """Key of the ended experiments whose retention was not applied yet."""
 
 
-async def retain(hub: ServiceState, experiment_id: int) -> None:
+async def retain(service: ServiceState, experiment_id: int) -> None:
     """Delete the checkpoints of an ended experiment that its configuration does not keep.
 
     People may have removed some from their storage, of which the master is not told. So before any goes, the storages
     are looked at: what is no longer there does not count among those that are kept.
     """
-    rows = await hub.store.read(lambda session: to_go(session, experiment_id))
+    rows = await service.store.read(lambda session: to_go(session, experiment_id))
     if rows:
         try:
-            there = await _present(hub, experiment_id)
+            there = await _present(service, experiment_id)
         except (DetCoreError, OSError, ValueError) as e:
             LOG.warning("checkpoints of experiment %d were not looked through, and stay for now: %s", experiment_id, e)
             return
-        still = {row.uuid for row in await hub.store.read(lambda session: to_go(session, experiment_id, there))}
+        still = {row.uuid for row in await service.store.read(lambda session: to_go(session, experiment_id, there))}
         rows = [row for row in rows if row.uuid in still or row.uuid not in there]
-    if failed := await delete_rows(hub, rows, WHOLE):
+    if failed := await delete_rows(service, rows, WHOLE):
         LOG.warning("%d checkpoint(s) of experiment %d stay until the next try", len(failed), experiment_id)
-        hub.runner.later(RETRY_DELAY, partial(hub.runner.retain, experiment_id))
+        service.runner.later(RETRY_DELAY, partial(service.runner.retain, experiment_id))
         return
-    await hub.store.write(lambda session: due(session, remove=experiment_id))
+    await service.store.write(lambda session: due(session, remove=experiment_id))
 
 
 def due(session: Session, *, add: int | None = None, remove: int | None = None) -> list[int]:
@@ -111,7 +111,7 @@ def to_go(session: Session, experiment_id: int, there: Collection[str] | None = 
     return [c for c in found if c.uuid in gone]
 
 
-async def _present(hub: ServiceState, experiment_id: int) -> set[str]:
+async def _present(service: ServiceState, experiment_id: int) -> set[str]:
     """Return the IDs of an experiment's checkpoints that their storages have."""
 
     def recorded(session: Session) -> list[tuple[str, dict[str, Any] | None]]:
@@ -119,11 +119,11 @@ async def _present(hub: ServiceState, experiment_id: int) -> set[str]:
         return [(row.uuid, _checkpoints.storage_of(session, row)) for row in rows]
 
     def look(config: Mapping[str, Any] | None, uuids: Sequence[str]) -> set[str]:
-        with _opened(hub, config) as store:
+        with _opened(service, config) as store:
             return {uuid for uuid in uuids if _has(store, uuid)}
 
     by_storage: dict[str, tuple[dict[str, Any] | None, list[str]]] = {}
-    for uuid, config in await hub.store.read(recorded):
+    for uuid, config in await service.store.read(recorded):
         by_storage.setdefault(repr(config), (config, []))[1].append(uuid)
     found = [await run_in_daemon_thread(look, config, uuids) for config, uuids in by_storage.values()]
     return set().union(*found)
@@ -149,7 +149,7 @@ def _sources(session: Session, *, without: int) -> set[str]:
     return {uuid for uuid in session.scalars(starts) if uuid is not None}
 
 
-async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
+async def delete(service: ServiceState, uuids: Sequence[str], globs: Sequence[str] = WHOLE) -> None:
     """Delete checkpoints, or the files in them that match, in the background."""
     if not globs or not all(isinstance(g, str) and g for g in globs):
         raise Invalid("checkpointGlobs must be patterns of files, such as **/*")
@@ -163,48 +163,48 @@ async def delete(hub: ServiceState, uuids: Sequence[str], globs: Sequence[str] =
             rows.append(row)
         return rows
 
-    rows = [row for row in await hub.store.read(look) if row.state in THERE]
+    rows = [row for row in await service.store.read(look) if row.state in THERE]
 
     async def delete_all() -> None:
-        await delete_rows(hub, rows, globs)  # files deleted from the storage already are not an error
+        await delete_rows(service, rows, globs)  # files deleted from the storage already are not an error
 
-    hub.runner.keep_running(delete_all, f"deletion of {len(rows)} checkpoint(s)")
+    service.runner.keep_running(delete_all, f"deletion of {len(rows)} checkpoint(s)")
 
 
-async def delete_rows(hub: ServiceState, rows: Sequence[models.Checkpoint], globs: Sequence[str]) -> list[str]:
+async def delete_rows(service: ServiceState, rows: Sequence[models.Checkpoint], globs: Sequence[str]) -> list[str]:
     """Delete checkpoints from their storages and record it; return the IDs of those that could not be deleted."""
-    return [row.uuid for row in rows if not await _delete_one(hub, row, globs)]
+    return [row.uuid for row in rows if not await _delete_one(service, row, globs)]
 
 
-async def _delete_one(hub: ServiceState, row: models.Checkpoint, globs: Sequence[str]) -> bool:
-    config = await hub.store.read(lambda session: _checkpoints.storage_of(session, row))
+async def _delete_one(service: ServiceState, row: models.Checkpoint, globs: Sequence[str]) -> bool:
+    config = await service.store.read(lambda session: _checkpoints.storage_of(session, row))
     try:
-        async with hub.deletions:
-            left = await run_in_daemon_thread(_delete, hub, config, row.uuid, globs)
+        async with service.deletions:
+            left = await run_in_daemon_thread(_delete, service, config, row.uuid, globs)
     except (DetCoreError, OSError, ValueError) as e:
         LOG.warning("checkpoint %s could not be deleted: %s", row.uuid, e)
         return False
-    await hub.store.write(lambda session: checkpoints.set_resources(session, row.uuid, left))
-    hub.subscriptions.publish(("trial", row.trial_id))
+    await service.store.write(lambda session: checkpoints.set_resources(session, row.uuid, left))
+    service.subscriptions.publish(("trial", row.trial_id))
     return True
 
 
-def _delete(hub: ServiceState, config: Mapping[str, Any] | None, uuid: str, globs: Sequence[str]) -> dict[str, int]:
-    with _opened(hub, config) as store:
+def _delete(service: ServiceState, config: Mapping[str, Any] | None, uuid: str, globs: Sequence[str]) -> dict[str, int]:
+    with _opened(service, config) as store:
         return store.delete(uuid, tuple(globs))
 
 
-async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str]:
+async def _delete_event_files(service: ServiceState, experiment_id: int) -> list[str]:
     """Delete TensorBoard files from the storages of an experiment's runs; return the errors."""
 
     def remove(config: Mapping[str, Any] | None) -> None:
-        with _opened(hub, config) as store:
-            store.remove_folder(event_files_of_experiment(hub.settings.cluster_id, experiment_id))
+        with _opened(service, config) as store:
+            store.remove_folder(event_files_of_experiment(service.settings.cluster_id, experiment_id))
 
     problems = []
-    for config in await hub.store.read(lambda session: _checkpoints.storages_of(session, experiment_id)):
+    for config in await service.store.read(lambda session: _checkpoints.storages_of(session, experiment_id)):
         try:
-            async with hub.deletions:
+            async with service.deletions:
                 await run_in_daemon_thread(remove, config)
         except (DetCoreError, OSError, ValueError) as e:
             if isinstance(e, OSError) and e.errno == errno.ENOENT:  # a bucket that does not exist has no files
@@ -213,36 +213,36 @@ async def _delete_event_files(hub: ServiceState, experiment_id: int) -> list[str
     return problems
 
 
-async def _delete_logs(hub: ServiceState, experiment_id: int) -> list[str]:
+async def _delete_logs(service: ServiceState, experiment_id: int) -> list[str]:
     """Delete the logs of an experiment's trials; return what failed."""
-    rows = await hub.store.read(lambda session: trials.of_experiment(session, experiment_id))
+    rows = await service.store.read(lambda session: trials.of_experiment(session, experiment_id))
     try:
-        await _logs.delete_logs(hub, {row.task_id for row in rows})
+        await _logs.delete_logs(service, {row.task_id for row in rows})
     except OSError as e:
         return [f"logs could not be deleted: {e}"]
     return []
 
 
 @contextmanager
-def _opened(hub: ServiceState, config: Mapping[str, Any] | None) -> Iterator[Store]:
-    store = open_store(config, hub.settings.home / "checkpoints")
+def _opened(service: ServiceState, config: Mapping[str, Any] | None) -> Iterator[Store]:
+    store = open_store(config, service.settings.home / "checkpoints")
     try:
         yield store
     finally:
         store.close()
 
 
-async def delete_experiment(hub: ServiceState, experiment_id: int) -> None:
+async def delete_experiment(service: ServiceState, experiment_id: int) -> None:
     """Delete an ended experiment; its checkpoints and reports go in the background.
 
     Raises:
         NotFound: If the experiment does not exist.
         WrongState: If it has not ended, or an experiment that has not ended starts from one of its checkpoints.
     """
-    await experiment_row(hub, experiment_id)
-    if await hub.store.write(lambda session: _begin_deletion(session, experiment_id)):
-        hub.subscriptions.publish(("experiment", experiment_id))
-        hub.runner.keep_running(partial(erase, hub, experiment_id), f"deletion of experiment {experiment_id}")
+    await experiment_row(service, experiment_id)
+    if await service.store.write(lambda session: _begin_deletion(session, experiment_id)):
+        service.subscriptions.publish(("experiment", experiment_id))
+        service.runner.keep_running(partial(erase, service, experiment_id), f"deletion of experiment {experiment_id}")
 
 
 def _begin_deletion(session: Session, experiment_id: int) -> bool:
@@ -264,13 +264,13 @@ def _begin_deletion(session: Session, experiment_id: int) -> bool:
     return True
 
 
-async def erase(hub: ServiceState, experiment_id: int) -> None:
+async def erase(service: ServiceState, experiment_id: int) -> None:
     """Delete what belongs to an experiment in state DELETING."""
-    rows = await hub.store.read(lambda session: checkpoints.of_experiment(session, experiment_id, states=THERE))
-    failed = await delete_rows(hub, rows, WHOLE)
+    rows = await service.store.read(lambda session: checkpoints.of_experiment(session, experiment_id, states=THERE))
+    failed = await delete_rows(service, rows, WHOLE)
     problems = [f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"] if failed else []
-    problems += await _delete_event_files(hub, experiment_id)
-    problems += await _delete_logs(hub, experiment_id)
+    problems += await _delete_event_files(service, experiment_id)
+    problems += await _delete_logs(service, experiment_id)
 
     def write(session: Session) -> None:
         if problems:
@@ -281,8 +281,8 @@ async def erase(hub: ServiceState, experiment_id: int) -> None:
         change(session, models.Experiment, experiment_id, state=State.DELETED.value)
         drop_unused_contexts(session)
 
-    await hub.store.write(write)
-    hub.subscriptions.publish(("experiment", experiment_id))
+    await service.store.write(write)
+    service.subscriptions.publish(("experiment", experiment_id))
 
 
 def drop_unused_contexts(session: Session) -> None:

@@ -25,11 +25,11 @@ class Runner:
     """Sender of decisions to the engine, and receiver of its events.
 
     Args:
-        hub: the service's parts.
+        service: State of the service.
     """
 
-    def __init__(self, hub: ServiceState) -> None:
-        self._hub = hub
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
         self._tried: set[str] = set()
         self._last: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -70,29 +70,29 @@ class Runner:
 
     def launch(self, allocation_id: str, code: str) -> None:
         """Start an allocation that was recorded."""
-        allocation = self._hub.live.allocations.get(allocation_id)
+        allocation = self._service.live.allocations.get(allocation_id)
         if allocation is None:
             return
         self._tried.add(allocation_id)
-        ticket = _tickets.write_ticket(self._hub, allocation, code)
+        ticket = _tickets.write_ticket(self._service, allocation, code)
         self._in_turn(allocation_id, partial(self._launch, ticket))
 
     def terminate(self, allocation_id: str, grace: float) -> None:
         """Order the engine to kill an allocation in ``grace`` seconds, unless it ends before."""
-        self._in_turn(allocation_id, partial(self._hub.engine.terminate, allocation_id, grace))
+        self._in_turn(allocation_id, partial(self._service.engine.terminate, allocation_id, grace))
 
     def kill(self, allocation_id: str) -> None:
         """Order the engine to kill an allocation now."""
-        self._in_turn(allocation_id, partial(self._hub.engine.kill, allocation_id))
+        self._in_turn(allocation_id, partial(self._service.engine.kill, allocation_id))
 
     def forget(self, allocation_id: str) -> None:
         """Order the engine to forget an allocation whose end is recorded."""
         self._tried.discard(allocation_id)
-        self._in_turn(allocation_id, partial(self._hub.engine.forget, allocation_id))
+        self._in_turn(allocation_id, partial(self._service.engine.forget, allocation_id))
 
     def retain(self, experiment_id: int) -> None:
         """Apply the retention of an experiment that has ended."""
-        look = partial(_retention.retain, self._hub, experiment_id)
+        look = partial(_retention.retain, self._service, experiment_id)
         self.keep_running(look, f"checkpoints of experiment {experiment_id}")
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
@@ -119,34 +119,34 @@ class Runner:
                 del self._last[allocation_id]
 
     async def _launch(self, ticket: Ticket) -> None:
-        hub = self._hub
+        service = self._service
         try:
-            await hub.engine.launch(ticket)
+            await service.engine.launch(ticket)
         except Exception as e:
             LOG.error("allocation %s could not be started: %s", ticket.allocation_id, e, exc_info=e)
             detail = f"it could not be started: {type(e).__name__}: {e}"
             report = ExitReport(None, None, Cause.NOT_STARTED, detail, time=_clock.now())
-            hub.actor.post(lambda tx: _exits.ended(hub, tx, ticket.allocation_id, report))
+            service.actor.post(lambda tx: _exits.ended(service, tx, ticket.allocation_id, report))
 
     async def _listen(self) -> None:
-        async for event in self._hub.engine.events():
+        async for event in self._service.engine.events():
             if isinstance(event, Ended):
                 # Each in a task of its own: a storage or a database may keep one waiting, but not the others.
                 self.spawn(self._take_end(event), event.allocation_id)
             elif isinstance(event, Moved):
-                self._hub.actor.post(partial(_allocations.move, self._hub, event))
+                self._service.actor.post(partial(_allocations.move, self._service, event))
             else:
-                self._hub.actor.post(partial(_allocations.heed, self._hub, event))
+                self._service.actor.post(partial(_allocations.heed, self._service, event))
 
     async def _take_end(self, event: Ended) -> None:
         """Register the checkpoints that an allocation left, then decide what follows from its end."""
-        hub = self._hub
+        service = self._service
         saved = False
         while True:
             try:
-                doubt = await _unrecorded.make_up(hub, event.allocation_id)
+                doubt = await _unrecorded.make_up(service, event.allocation_id)
                 if doubt is not None:
-                    await _unrecorded.look(hub, doubt)
+                    await _unrecorded.look(service, doubt)
                 saved = event.exit.cause is Cause.TIME and await self._has_saved(event.allocation_id)
                 break
             except Exception as e:
@@ -155,15 +155,15 @@ class Runner:
                     break
                 LOG.warning("allocation %s: cannot look for its checkpoints, retrying: %s", event.allocation_id, e)
                 await asyncio.sleep(RETRY_INTERVAL)
-        hub.actor.post(lambda tx: _exits.ended(hub, tx, event.allocation_id, event.exit, saved=saved))
+        service.actor.post(lambda tx: _exits.ended(service, tx, event.allocation_id, event.exit, saved=saved))
 
     async def _has_saved(self, allocation_id: str) -> bool:
         """Return whether an allocation saved a checkpoint."""
-        allocation = self._hub.live.allocations.get(allocation_id)
+        allocation = self._service.live.allocations.get(allocation_id)
         if allocation is None:
             return False
         trial_id = allocation.trial.id
-        latest = await self._hub.store.read(lambda session: checkpoints.latest(session, trial_id))
+        latest = await self._service.store.read(lambda session: checkpoints.latest(session, trial_id))
         return latest is not None and latest.uuid != allocation.latest_checkpoint
 
     def _done(self, task: asyncio.Task[Any]) -> None:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("det_core")
 
 
-def settle(hub: ServiceState, tx: Transaction) -> None:
+def settle(service: ServiceState, tx: Transaction) -> None:
     """Tell the searches all that has happened, and carry out what they decide, until nothing follows."""
-    while hub.live.touched:
-        experiment = hub.live.touched.pop(min(hub.live.touched))
+    while service.live.touched:
+        experiment = service.live.touched.pop(min(service.live.touched))
         if experiment.broken is not None and experiment.alive:
-            _ending.fail(hub, tx, experiment, experiment.broken)
+            _ending.fail(service, tx, experiment, experiment.broken)
         while experiment.pending:
             event = experiment.pending.popleft()
             search = experiment.search
@@ -43,22 +43,22 @@ def settle(hub: ServiceState, tx: Transaction) -> None:
             if isinstance(search, SearchWorker):
                 _put_off(tx, experiment, search, event)
             else:
-                _tell(hub, tx, experiment, search, event)
-        _ending.finish(hub, tx, experiment)
+                _tell(service, tx, experiment, search, event)
+        _ending.finish(service, tx, experiment)
 
 
-def _tell(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, search: Search, event: Event) -> None:
+def _tell(service: ServiceState, tx: Transaction, experiment: LiveExperiment, search: Search, event: Event) -> None:
     """Have a search decide on an event; the decisions, all that it is recovered from, are recorded with the event."""
     try:
         actions = search.handle(event)
     except Exception as e:
         LOG.warning("experiment %d: its search failed at %r: %s", experiment.id, event, e)
-        _ending.fail(hub, tx, experiment, f"its search failed at {event!r}: {type(e).__name__}: {e}")
+        _ending.fail(service, tx, experiment, f"its search failed at {event!r}: {type(e).__name__}: {e}")
         return
     experiment.events += 1
     tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
     for action in actions:
-        _carry_out(hub, tx, experiment, action)
+        _carry_out(service, tx, experiment, action)
 
 
 def _put_off(tx: Transaction, experiment: LiveExperiment, worker: SearchWorker, event: Event) -> None:
@@ -69,32 +69,32 @@ def _put_off(tx: Transaction, experiment: LiveExperiment, worker: SearchWorker, 
     tx.then(worker.wake)
 
 
-def employ(hub: ServiceState, experiment_id: int, worker: SearchWorker) -> None:
+def employ(service: ServiceState, experiment_id: int, worker: SearchWorker) -> None:
     """Begin to ask a worker, unless that has begun."""
     if worker.experiment_id is None:
         worker.experiment_id = experiment_id
-        hub.workers[experiment_id] = worker
-        hub.runner.keep_running(
-            partial(_ask_events, hub, experiment_id, worker), f"search of experiment {experiment_id}"
+        service.workers[experiment_id] = worker
+        service.runner.keep_running(
+            partial(_ask_events, service, experiment_id, worker), f"search of experiment {experiment_id}"
         )
 
 
-async def _ask_events(hub: ServiceState, experiment_id: int, worker: SearchWorker) -> None:
+async def _ask_events(service: ServiceState, experiment_id: int, worker: SearchWorker) -> None:
     """Have a worker decide on the recorded events, one after the other, until its experiment ends.
 
     If this fails, as by a database error, it is begun again: the process is replaced, and replays what is recorded.
     """
     try:
-        await hub.runner.until_recovered()  # as nothing can be decided before
+        await service.runner.until_recovered()  # as nothing can be decided before
         ordinal = 0
         deaths = 0
         while not worker.is_stopped:
             event = None
             try:
                 if not worker.is_open:
-                    ordinal = await _open(hub, experiment_id, worker)
+                    ordinal = await _open(service, experiment_id, worker)
                 read = partial(searcher_events.after, experiment_id=experiment_id, ordinal=ordinal - 1, limit=1)
-                rows = await hub.store.read(read)
+                rows = await service.store.read(read)
                 if not rows:
                     await worker.wait()
                     continue
@@ -110,32 +110,32 @@ async def _ask_events(hub: ServiceState, experiment_id: int, worker: SearchWorke
             except SearchFailed as e:
                 error = str(e)
             else:
-                await hub.actor.do(partial(_answered, hub, experiment_id, worker, ordinal, event, actions))
+                await service.actor.do(partial(_answered, service, experiment_id, worker, ordinal, event, actions))
                 ordinal += 1
                 deaths = 0
                 continue
-            await hub.actor.do(partial(_failed, hub, experiment_id, worker, event, error))
+            await service.actor.do(partial(_failed, service, experiment_id, worker, event, error))
     except Stopping:
         return
     finally:
         await worker.close()
-    if hub.workers.get(experiment_id) is worker:
-        del hub.workers[experiment_id]
+    if service.workers.get(experiment_id) is worker:
+        del service.workers[experiment_id]
 
 
-async def _open(hub: ServiceState, experiment_id: int, worker: SearchWorker) -> int:
+async def _open(service: ServiceState, experiment_id: int, worker: SearchWorker) -> int:
     """Start the process of a worker as its search was; return the ordinal of the first event without an answer."""
-    rows = await hub.store.read(lambda session: searcher_events.after(session, experiment_id))
+    rows = await service.store.read(lambda session: searcher_events.after(session, experiment_id))
     record = [(row.event, row.actions) for row in rows if row.actions is not None]
     await worker.open(record)
-    for trial in list(hub.live.trials.values()):
+    for trial in list(service.live.trials.values()):
         if trial.experiment.id == experiment_id and _facts.goes_by_validations(trial):
-            await _facts.catch_up(hub, trial)
+            await _facts.catch_up(service, trial)
     return len(record)
 
 
 def _answered(
-    hub: ServiceState,
+    service: ServiceState,
     experiment_id: int,
     worker: SearchWorker,
     ordinal: int,
@@ -144,7 +144,7 @@ def _answered(
     tx: Transaction,
 ) -> None:
     """Record and carry out the decisions on an event."""
-    experiment = hub.live.experiments.get(experiment_id)
+    experiment = service.live.experiments.get(experiment_id)
     if experiment is None or experiment.search is not worker or not experiment.alive:
         return
     experiment.unanswered.popleft()
@@ -155,41 +155,41 @@ def _answered(
     for action in actions:
         if isinstance(action, Shutdown):
             tx.then(worker.conclude)
-        _carry_out(hub, tx, experiment, action)
-    hub.live.touch(experiment)
+        _carry_out(service, tx, experiment, action)
+    service.live.touch(experiment)
 
 
 def _failed(
-    hub: ServiceState, experiment_id: int, worker: SearchWorker, event: Event | None, error: str, tx: Transaction
+    service: ServiceState, experiment_id: int, worker: SearchWorker, event: Event | None, error: str, tx: Transaction
 ) -> None:
     """End an experiment whose search failed at an event, or at its start."""
-    experiment = hub.live.experiments.get(experiment_id)
+    experiment = service.live.experiments.get(experiment_id)
     if experiment is None or experiment.search is not worker or not experiment.alive:
         return
     text = f"its search cannot be made again from what is kept: {error}"
     if event is not None:
         text = f"its search failed at {event!r}: {error}"
     LOG.warning("experiment %d: %s", experiment_id, text)
-    _ending.fail(hub, tx, experiment, text)
+    _ending.fail(service, tx, experiment, text)
 
 
-def _carry_out(hub: ServiceState, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:
+def _carry_out(service: ServiceState, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:
     if isinstance(action, Create):
         if action.request_id not in experiment.known:
-            _trials.create(hub, tx, experiment, action.request_id, action.hparams, action.seed)
+            _trials.create(service, tx, experiment, action.request_id, action.hparams, action.seed)
             experiment.pending.append(TrialCreated(action.request_id))
         return
     if isinstance(action, Shutdown):
         state = State.STOPPING_ERROR if action.failure else State.STOPPING_COMPLETED
-        _ending.stop(hub, tx, experiment, State.STOPPING_CANCELED if action.cancel else state, "its search is over")
+        _ending.stop(service, tx, experiment, State.STOPPING_CANCELED if action.cancel else state, "its search is over")
         return
     trial: LiveTrial | None = experiment.trials.get(getattr(action, "request_id", ""))
     if trial is None:
         return
     if isinstance(action, TrainTo):
-        _trials.train_to(hub, tx, trial, action.length)
+        _trials.train_to(service, tx, trial, action.length)
     elif isinstance(action, Close):
-        _trials.close(hub, tx, trial)
+        _trials.close(service, tx, trial)
     elif isinstance(action, Stop):
         trial.stopped = True
-        _trials.stop(hub, tx, trial, State.STOPPING_COMPLETED, "its search has stopped it")
+        _trials.stop(service, tx, trial, State.STOPPING_COMPLETED, "its search has stopped it")

@@ -46,7 +46,7 @@ def has_worker(spec: Experiment) -> bool:
 
 
 async def make_search(
-    hub: ServiceState, spec: Experiment, digest: str | None, context: bytes | None
+    service: ServiceState, spec: Experiment, digest: str | None, context: bytes | None
 ) -> Search | SearchWorker:
     """Return the search of a configuration before its first event; a worker is open.
 
@@ -56,7 +56,7 @@ async def make_search(
     try:
         if not has_worker(spec):
             return await asyncio.to_thread(create_search, spec.searcher, spec.hyperparameters, spec.seed)
-        worker = await prepare_worker(hub, spec, digest, context)
+        worker = await prepare_worker(service, spec, digest, context)
         try:
             await asyncio.wait_for(worker.open(), START_TIMEOUT)
         except BaseException:
@@ -70,24 +70,24 @@ async def make_search(
 
 
 async def prepare_worker(
-    hub: ServiceState, spec: Experiment, digest: str | None, context: bytes | None = None
+    service: ServiceState, spec: Experiment, digest: str | None, context: bytes | None = None
 ) -> SearchWorker:
     """Return a worker that is not open yet; the context directory of a user's class is unpacked for it.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         spec: Configuration.
         digest: Digest of the context archive, or None if it is not kept.
         context: The archive itself. Defaults to the one that is kept.
     """
     if not spec.searcher.get("class") or (digest is None and context is None):
         return SearchWorker(spec, None)
-    folders = hub.settings.home / "master" / "searchers"
+    folders = service.settings.home / "master" / "searchers"
     folder = folders / str(digest)
     if digest is not None and folder.exists():
         return SearchWorker(spec, folder)
     if context is None:
-        context = await read_context(hub, str(digest))
+        context = await read_context(service, str(digest))
         if context is None:
             return SearchWorker(spec, None)
     own = folders / f"draft-{secrets.token_hex(8)}"

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
 
 
-async def state(hub: ServiceState, experiment_id: int) -> SearchView:
+async def state(service: ServiceState, experiment_id: int) -> SearchView:
     """Return the state of a search; that of an ended experiment is replayed from its record."""
-    row = await experiment_row(hub, experiment_id)
+    row = await experiment_row(service, experiment_id)
     if row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
 
@@ -35,8 +35,8 @@ async def state(hub: ServiceState, experiment_id: int) -> SearchView:
             sum(trial.end_time is not None for trial in found),
         )
 
-    events, count, requested, closed = await hub.store.read(look)
-    live = hub.live.experiments.get(experiment_id)
+    events, count, requested, closed = await service.store.read(look)
+    live = service.live.experiments.get(experiment_id)
     search = None if live is None else live.search
     spec = Experiment(row.config)
     progress = row.progress
@@ -57,17 +57,17 @@ async def state(hub: ServiceState, experiment_id: int) -> SearchView:
     )
 
 
-async def context(hub: ServiceState, experiment_id: int) -> bytes:
+async def context(service: ServiceState, experiment_id: int) -> bytes:
     """Return the context directory of an experiment as it was packed; empty if there was none."""
-    row = await experiment_row(hub, experiment_id)
+    row = await experiment_row(service, experiment_id)
     if row.context is None:
         return b""
-    return await read_context(hub, row.context) or b""
+    return await read_context(service, row.context) or b""
 
 
-async def task_context(hub: ServiceState, task_id: str) -> bytes:
+async def task_context(service: ServiceState, task_id: str) -> bytes:
     """Return the context directory of a task's experiment as it was packed."""
-    row = await hub.store.read(lambda session: trials.by_task_id(session, task_id))
+    row = await service.store.read(lambda session: trials.by_task_id(session, task_id))
     if row is None:
         raise no_task(task_id)
-    return await context(hub, row.experiment_id)
+    return await context(service, row.experiment_id)

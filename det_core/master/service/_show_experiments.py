@@ -43,14 +43,14 @@ class Snapshot:
     remarks: tuple[str, ...]
 
 
-def snapshots(hub: ServiceState) -> dict[int, Snapshot]:
+def snapshots(service: ServiceState) -> dict[int, Snapshot]:
     """Return snapshots of the experiments that have not ended. Call it on the loop."""
-    return {number: _snapshot(experiment) for number, experiment in hub.live.experiments.items()}
+    return {number: _snapshot(experiment) for number, experiment in service.live.experiments.items()}
 
 
-def snapshot(hub: ServiceState, experiment_id: int) -> dict[int, Snapshot]:
+def snapshot(service: ServiceState, experiment_id: int) -> dict[int, Snapshot]:
     """Return a snapshot of one experiment; none if it has ended. Call it on the loop."""
-    live = hub.live.experiments.get(experiment_id)
+    live = service.live.experiments.get(experiment_id)
     if live is None:
         return {}
     return {experiment_id: _snapshot(live)}
@@ -72,7 +72,7 @@ def _snapshot(experiment: LiveExperiment) -> Snapshot:
 
 
 def show(
-    session: Session, hub: ServiceState, rows: Sequence[models.Experiment], live: Mapping[int, Snapshot]
+    session: Session, service: ServiceState, rows: Sequence[models.Experiment], live: Mapping[int, Snapshot]
 ) -> list[ExperimentView]:
     """Return experiments as they are shown."""
     trial = models.Trial
@@ -85,21 +85,21 @@ def show(
             counts.get(row.id, 0),
             best.get(row.id),
             live.get(row.id),
-            _remarks(session, hub, row, live.get(row.id)),
+            _remarks(session, service, row, live.get(row.id)),
         )
         for row in rows
     ]
 
 
-def _remarks(session: Session, hub: ServiceState, row: models.Experiment, live: Snapshot | None) -> list[str]:
+def _remarks(session: Session, service: ServiceState, row: models.Experiment, live: Snapshot | None) -> list[str]:
     """Return what there is to say of an experiment; of one that has ended it is found out once."""
     if live is not None:
         return list(live.remarks)
     if row.unmanaged or row.end_time is None:
         return []
-    known = hub.remarks.get(row.id)
+    known = service.remarks.get(row.id)
     if known is None or known[0] != row.end_time:
-        known = hub.remarks[row.id] = (row.end_time, _measured.remarks(session, row))
+        known = service.remarks[row.id] = (row.end_time, _measured.remarks(session, row))
     return known[1]
 
 

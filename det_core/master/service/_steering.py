@@ -22,48 +22,48 @@ if TYPE_CHECKING:
     from det_core.protocol.records import ExperimentView
 
 
-async def pause(hub: ServiceState, experiment_id: int) -> None:
+async def pause(service: ServiceState, experiment_id: int) -> None:
     """Have all trials of an experiment save and stop until :func:`activate`.
 
     Raises:
         NotFound: If the experiment does not exist.
         WrongState: If it has ended, is about to end, or is unmanaged.
     """
-    await know_experiment(hub, experiment_id)
-    await hub.actor.do(lambda tx: _pause(hub, tx, live_experiment(hub, experiment_id)))
+    await know_experiment(service, experiment_id)
+    await service.actor.do(lambda tx: _pause(service, tx, live_experiment(service, experiment_id)))
 
 
-def _pause(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
+def _pause(service: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
     if _stays(experiment, State.PAUSED):
         return
     _set(tx, experiment, State.PAUSED)
     for trial in list(experiment.trials.values()):
         if trial.state is State.ACTIVE:
-            _trials.dequeue(hub, trial)
+            _trials.dequeue(service, trial)
             _trials.set_state(tx, trial, State.PAUSED)
             if trial.allocation is not None:
-                _allocations.ask_to_stop(hub, tx, trial.allocation, "its experiment was paused")
+                _allocations.ask_to_stop(service, tx, trial.allocation, "its experiment was paused")
 
 
-async def activate(hub: ServiceState, experiment_id: int) -> None:
+async def activate(service: ServiceState, experiment_id: int) -> None:
     """Let a paused experiment go on; nothing changes for an active one.
 
     Raises:
         NotFound: If the experiment does not exist.
         WrongState: If it has ended, is about to end, or is unmanaged.
     """
-    await know_experiment(hub, experiment_id)
-    await hub.actor.do(lambda tx: _activate(hub, tx, live_experiment(hub, experiment_id)))
+    await know_experiment(service, experiment_id)
+    await service.actor.do(lambda tx: _activate(service, tx, live_experiment(service, experiment_id)))
 
 
-def _activate(hub: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
+def _activate(service: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
     if _stays(experiment, State.ACTIVE):
         return
     _set(tx, experiment, State.ACTIVE)
     for trial in list(experiment.trials.values()):
         if trial.state is State.PAUSED:
             _trials.set_state(tx, trial, State.ACTIVE)
-            _trials.enqueue(hub, trial)
+            _trials.enqueue(service, trial)
 
 
 def _stays(experiment: LiveExperiment, state: State) -> bool:
@@ -83,41 +83,41 @@ def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
     tx.publish(("experiment", experiment.id))
 
 
-async def cancel(hub: ServiceState, experiment_id: int) -> None:
+async def cancel(service: ServiceState, experiment_id: int) -> None:
     """Have all trials of an experiment save and stop, for good; nothing changes for an ended one.
 
     Raises:
         NotFound: If the experiment does not exist.
         WrongState: If it is unmanaged.
     """
-    await _end(hub, experiment_id, State.STOPPING_CANCELED, "its experiment was canceled")
+    await _end(service, experiment_id, State.STOPPING_CANCELED, "its experiment was canceled")
 
 
-async def kill(hub: ServiceState, experiment_id: int) -> None:
+async def kill(service: ServiceState, experiment_id: int) -> None:
     """Kill all trials of an experiment, for good; nothing changes for an ended one.
 
     Raises:
         NotFound: If the experiment does not exist.
         WrongState: If it is unmanaged.
     """
-    await _end(hub, experiment_id, State.STOPPING_KILLED, "its experiment was killed")
+    await _end(service, experiment_id, State.STOPPING_KILLED, "its experiment was killed")
 
 
-async def _end(hub: ServiceState, experiment_id: int, state: State, why: str) -> None:
+async def _end(service: ServiceState, experiment_id: int, state: State, why: str) -> None:
     def command(tx: Transaction) -> None:
-        experiment = hub.live.experiments.get(experiment_id)
+        experiment = service.live.experiments.get(experiment_id)
         if experiment is not None:
-            _ending.stop(hub, tx, experiment, state, why)
+            _ending.stop(service, tx, experiment, state, why)
 
-    if experiment_id not in hub.live.experiments:
-        row = await experiment_row(hub, experiment_id)  # ended is ended
+    if experiment_id not in service.live.experiments:
+        row = await experiment_row(service, experiment_id)  # ended is ended
         if row.unmanaged:
             raise WrongState(f"experiment {experiment_id} is unmanaged: whoever runs its trials ends them")
         return
-    await hub.actor.do(command)
+    await service.actor.do(command)
 
 
-async def kill_trial(hub: ServiceState, trial_id: int) -> None:
+async def kill_trial(service: ServiceState, trial_id: int) -> None:
     """Kill one trial, for good; its search receives that it was canceled.
 
     Raises:
@@ -126,57 +126,57 @@ async def kill_trial(hub: ServiceState, trial_id: int) -> None:
     """
 
     def command(tx: Transaction) -> None:
-        trial = hub.live.trials.get(trial_id)
+        trial = service.live.trials.get(trial_id)
         if trial is not None:
-            _trials.stop(hub, tx, trial, State.STOPPING_KILLED, "it was killed by a person")
+            _trials.stop(service, tx, trial, State.STOPPING_KILLED, "it was killed by a person")
 
-    if trial_id not in hub.live.trials:
-        row = await trial_row(hub, trial_id)
+    if trial_id not in service.live.trials:
+        row = await trial_row(service, trial_id)
         if row.unmanaged:
             raise WrongState(f"trial {trial_id} is unmanaged: whoever runs it ends it")
         return
-    await hub.actor.do(command)
+    await service.actor.do(command)
 
 
-async def set_priority(hub: ServiceState, experiment_id: int, priority: int) -> None:
+async def set_priority(service: ServiceState, experiment_id: int, priority: int) -> None:
     """Change the priority of an experiment, 1 (first) to 99; the next placement follows it."""
     if isinstance(priority, bool) or not 1 <= priority <= 99:
         raise Invalid(f"experiment {experiment_id}: priority is {priority}, and must be from 1 (first) to 99")
-    await know_experiment(hub, experiment_id)
+    await know_experiment(service, experiment_id)
 
     def command(tx: Transaction) -> None:
-        experiment = live_experiment(hub, experiment_id)
+        experiment = live_experiment(service, experiment_id)
         experiment.priority = priority
         tx.write(change, models.Experiment, experiment_id, priority=priority)
         tx.publish(("experiment", experiment_id))
-        _trials.reprioritise(hub, experiment_id)
+        _trials.reprioritise(service, experiment_id)
 
-    await hub.actor.do(command)
+    await service.actor.do(command)
 
 
-async def archive(hub: ServiceState, experiment_id: int) -> None:
+async def archive(service: ServiceState, experiment_id: int) -> None:
     """Hide an ended experiment from lists.
 
     Raises:
         NotFound: If the experiment does not exist.
         WrongState: If it has not ended.
     """
-    row = await experiment_row(hub, experiment_id)
-    if experiment_id in hub.live.experiments or (row.unmanaged and row.end_time is None):
+    row = await experiment_row(service, experiment_id)
+    if experiment_id in service.live.experiments or (row.unmanaged and row.end_time is None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): it cannot be archived yet")
-    await hub.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=True))
-    hub.subscriptions.publish(("experiment", experiment_id))
+    await service.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=True))
+    service.subscriptions.publish(("experiment", experiment_id))
 
 
-async def unarchive(hub: ServiceState, experiment_id: int) -> None:
+async def unarchive(service: ServiceState, experiment_id: int) -> None:
     """Undo :func:`archive`."""
-    await experiment_row(hub, experiment_id)
-    await hub.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=False))
-    hub.subscriptions.publish(("experiment", experiment_id))
+    await experiment_row(service, experiment_id)
+    await service.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=False))
+    service.subscriptions.publish(("experiment", experiment_id))
 
 
 async def patch_experiment(
-    hub: ServiceState,
+    service: ServiceState,
     experiment_id: int,
     *,
     name: str | None = None,
@@ -188,7 +188,7 @@ async def patch_experiment(
     """Change what is given and return the experiment.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         experiment_id: ID of the experiment.
         name: New name.
         description: New description.
@@ -202,8 +202,8 @@ async def patch_experiment(
         Invalid: If a value is not allowed.
     """
     if priority is not None:
-        await set_priority(hub, experiment_id, priority)
-    await experiment_row(hub, experiment_id)
+        await set_priority(service, experiment_id, priority)
+    await experiment_row(service, experiment_id)
     if name is not None and not name.strip():
         raise Invalid(f"experiment {experiment_id}: a name cannot be empty")
     counts = {} if checkpoint_storage is None else _counts(experiment_id, checkpoint_storage)
@@ -225,14 +225,14 @@ async def patch_experiment(
         row.config = data
         return data
 
-    data = await hub.store.write(write)
-    hub.subscriptions.publish(("experiment", experiment_id))
-    live = hub.live.experiments.get(experiment_id)
+    data = await service.store.write(write)
+    service.subscriptions.publish(("experiment", experiment_id))
+    live = service.live.experiments.get(experiment_id)
     if live is not None and data is not None:
         live.spec = Experiment(data, live.spec.warnings)
     elif counts:
-        hub.runner.retain(experiment_id)
-    return await _queries.experiment(hub, experiment_id)
+        service.runner.retain(experiment_id)
+    return await _queries.experiment(service, experiment_id)
 
 
 def _counts(experiment_id: int, storage: Mapping[str, Any]) -> dict[str, int]:

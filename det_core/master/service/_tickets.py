@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from det_core.master.service._state import ServiceState
 
 
-def write_ticket(hub: ServiceState, allocation: LiveAllocation, code: str) -> Ticket:
+def write_ticket(service: ServiceState, allocation: LiveAllocation, code: str) -> Ticket:
     """Return the ticket of an allocation."""
     trial = allocation.trial
-    settings = hub.settings
+    settings = service.settings
     spec = trial.experiment.spec
     return Ticket(
         allocation_id=allocation.id,
@@ -58,7 +58,7 @@ def write_ticket(hub: ServiceState, allocation: LiveAllocation, code: str) -> Ti
     )
 
 
-async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, runner: str) -> Claim:
+async def claim(service: ServiceState, allocation_id: str, node: int, code: str, runner: str) -> Claim:
     """Give the credentials of an allocation to whoever runs it on a node.
 
     Raises:
@@ -69,7 +69,7 @@ async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, run
     granted = Claim(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
 
     def command(tx: Transaction) -> None:
-        allocation = live_allocation(hub, allocation_id)
+        allocation = live_allocation(service, allocation_id)
         launch = allocation.launch
         if allocation.kill_time is not None:
             raise Fenced(f"allocation {allocation_id} is to end")
@@ -83,7 +83,7 @@ async def claim(hub: ServiceState, allocation_id: str, node: int, code: str, run
         tx.write(_record_claim, allocation_id, launch.facts(), token, trial.id, trial.experiment.id)
         tx.publish(("trial", trial.id))
 
-    await hub.actor.do(command)
+    await service.actor.do(command)
     return granted
 
 
@@ -105,7 +105,7 @@ def _record_claim(
 
 
 async def deliver(
-    hub: ServiceState,
+    service: ServiceState,
     allocation_id: str,
     node: int,
     token: str,
@@ -121,23 +121,23 @@ async def deliver(
         Fenced: If the allocation has ended.
         Forbidden: If the token is not the runner's.
     """
-    _, expected = live_allocation(hub, allocation_id).launch.claims.get(node, ("", ""))
+    _, expected = live_allocation(service, allocation_id).launch.claims.get(node, ("", ""))
     if not hmac.compare_digest(expected, hash_secret(token)):
         raise Forbidden(f"allocation {allocation_id}: not the token of the runner of node {node}")
-    copy = Copy(AllocationFolder(hub.settings.home / "master" / "allocations" / allocation_id), node)
+    copy = Copy(AllocationFolder(service.settings.home / "master" / "allocations" / allocation_id), node)
     return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
 
 
-async def open_context(hub: ServiceState, digest: str) -> IO[bytes]:
+async def open_context(service: ServiceState, digest: str) -> IO[bytes]:
     """Open a context archive as a file, which is written when it is first wanted.
 
     Raises:
         NotFound: If none has this digest.
     """
-    path = hub.settings.home / "master" / "contexts" / f"{digest}.tgz"
-    async with hub.writing:  # several allocations may want it at once
+    path = service.settings.home / "master" / "contexts" / f"{digest}.tgz"
+    async with service.writing:  # several allocations may want it at once
         if not path.exists():
-            content = await read_context(hub, digest)
+            content = await read_context(service, digest)
             if content is None:
                 raise NotFound(f"context {digest} not found")
             await asyncio.to_thread(_write_file, path, content)

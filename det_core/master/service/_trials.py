@@ -25,7 +25,7 @@ _REASONS: dict[State, ExitReason] = {State.CANCELED: "canceled", State.ERROR: "e
 
 
 def create(
-    hub: ServiceState,
+    service: ServiceState,
     tx: Transaction,
     experiment: LiveExperiment,
     request_id: str,
@@ -34,7 +34,7 @@ def create(
 ) -> LiveTrial:
     """Create a trial; it is queued as soon as there is something to train."""
     trial = LiveTrial(
-        id=hub.live.new_trial_id(),
+        id=service.live.new_trial_id(),
         experiment=experiment,
         request_id=request_id,
         task_id=f"{experiment.id}.{request_id}",
@@ -43,7 +43,7 @@ def create(
         state=State.PAUSED if experiment.state is State.PAUSED else State.ACTIVE,
         warm_start=experiment.warm_start,
     )
-    adopt(hub, trial)
+    adopt(service, trial)
     tx.write(
         trials.create,
         experiment.id,
@@ -55,17 +55,17 @@ def create(
         warm_start=trial.warm_start,
     )
     tx.publish(("trial", trial.id))
-    enqueue(hub, trial)
+    enqueue(service, trial)
     return trial
 
 
-def adopt(hub: ServiceState, trial: LiveTrial) -> None:
+def adopt(service: ServiceState, trial: LiveTrial) -> None:
     """Add a trial to those that have not ended."""
-    trial.experiment.trials[trial.request_id] = hub.live.trials[trial.id] = trial
+    trial.experiment.trials[trial.request_id] = service.live.trials[trial.id] = trial
     trial.experiment.known[trial.request_id] = trial.id
 
 
-def enqueue(hub: ServiceState, trial: LiveTrial) -> None:
+def enqueue(service: ServiceState, trial: LiveTrial) -> None:
     """Queue a trial's next allocation, if it is active, has something to train and holds no allocation."""
     if trial.state is not State.ACTIVE or trial.allocation is not None or not trial.pending:
         return
@@ -78,53 +78,53 @@ def enqueue(hub: ServiceState, trial: LiveTrial) -> None:
         priority=trial.experiment.priority,
         max_slots=spec.max_slots,
     )
-    hub.live.queue[trial.id] = trial
+    service.live.queue[trial.id] = trial
 
 
-def reprioritise(hub: ServiceState, experiment_id: int) -> None:
+def reprioritise(service: ServiceState, experiment_id: int) -> None:
     """Queue the waiting trials of an experiment anew, under its changed priority."""
-    for trial in list(hub.live.queue.values()):
+    for trial in list(service.live.queue.values()):
         if trial.experiment.id == experiment_id:
-            enqueue(hub, trial)
+            enqueue(service, trial)
 
 
-def dequeue(hub: ServiceState, trial: LiveTrial) -> None:
+def dequeue(service: ServiceState, trial: LiveTrial) -> None:
     """Take a trial off the queue."""
     trial.queued = None
-    hub.live.queue.pop(trial.id, None)
+    service.live.queue.pop(trial.id, None)
 
 
-def train_to(hub: ServiceState, tx: Transaction, trial: LiveTrial, length: int) -> None:
+def train_to(service: ServiceState, tx: Transaction, trial: LiveTrial, length: int) -> None:
     """Give a trial its next operation."""
     trial.operations += 1
     trial.length = length
     trial.completed = False
     tx.write(_add_operation, trial.id, trial.operations - 1, length)
     tx.publish(("trial", trial.id))
-    enqueue(hub, trial)
+    enqueue(service, trial)
 
 
 def _add_operation(session: Session, trial_id: int, ordinal: int, length: int) -> None:
     session.add(models.Operation(trial_id=trial_id, ordinal=ordinal, length=length))
 
 
-def close(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
+def close(service: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
     """Note that a trial gets no further operations."""
     if not trial.closed:
         trial.closed = True
         tx.write(change, models.Trial, trial.id, closed=True)
         tx.publish(("trial", trial.id))
-    retire(hub, tx, trial)
+    retire(service, tx, trial)
 
 
-def retire(hub: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
+def retire(service: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
     """End a trial that has nothing left to do; one that still runs is asked to stop."""
     if not trial.spent or trial.state.stopping:
         return
     if trial.allocation is None:
-        end(hub, tx, trial, State.COMPLETED, "completed")
+        end(service, tx, trial, State.COMPLETED, "completed")
     else:
-        _allocations.ask_to_stop(hub, tx, trial.allocation, "its search is done with it")
+        _allocations.ask_to_stop(service, tx, trial.allocation, "its search is done with it")
 
 
 def set_state(tx: Transaction, trial: LiveTrial, state: State) -> None:
@@ -135,43 +135,43 @@ def set_state(tx: Transaction, trial: LiveTrial, state: State) -> None:
         tx.publish(("trial", trial.id))
 
 
-def stop(hub: ServiceState, tx: Transaction, trial: LiveTrial, state: State, why: str) -> None:
+def stop(service: ServiceState, tx: Transaction, trial: LiveTrial, state: State, why: str) -> None:
     """End a trial: by ``STOPPING_KILLED`` and ``STOPPING_ERROR`` at once, else after it has saved.
 
     Args:
-        hub, tx: where.
+        service, tx: where.
         trial: Trial.
         state: State meanwhile, STOPPING_….
         why: Reason, for people.
     """
     if trial.state.stopping and state is not State.STOPPING_KILLED:
         return
-    dequeue(hub, trial)
+    dequeue(service, trial)
     if trial.allocation is None:
-        end(hub, tx, trial, state.end, _REASONS.get(state.end, "completed"))
+        end(service, tx, trial, state.end, _REASONS.get(state.end, "completed"))
         return
     set_state(tx, trial, trial.state.after_order(state))
     if state in (State.STOPPING_KILLED, State.STOPPING_ERROR):
-        _allocations.kill(hub, tx, trial.allocation, why)
+        _allocations.kill(service, tx, trial.allocation, why)
     else:
-        _allocations.ask_to_stop(hub, tx, trial.allocation, why)
+        _allocations.ask_to_stop(service, tx, trial.allocation, why)
 
 
 def end(
-    hub: ServiceState, tx: Transaction, trial: LiveTrial, state: State, reason: ExitReason, error: str | None = None
+    service: ServiceState, tx: Transaction, trial: LiveTrial, state: State, reason: ExitReason, error: str | None = None
 ) -> None:
     """End a trial: remove it from the live state and notify its search."""
     experiment = trial.experiment
-    dequeue(hub, trial)
+    dequeue(service, trial)
     trial.state = state
     tx.write(
         change, models.Trial, trial.id, state=state.value, error=error, restarts=trial.restarts, end_time=_clock.now()
     )
-    del experiment.trials[trial.request_id], hub.live.trials[trial.id]
+    del experiment.trials[trial.request_id], service.live.trials[trial.id]
     if trial.reopened:
         if state is State.ERROR:
             experiment.error = error or experiment.error
     else:
         experiment.pending.append(Exited(trial.request_id, reason))
-    hub.live.touch(experiment)
+    service.live.touch(experiment)
     tx.publish(("trial", trial.id), ("log", trial.task_id))

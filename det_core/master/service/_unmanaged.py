@@ -46,7 +46,7 @@ _RANKS = [State.PAUSED, State.CANCELED, State.ERROR, State.COMPLETED, State.ACTI
 
 
 async def create_trial(
-    hub: ServiceState, experiment_id: int, hparams: Mapping[str, Any], *, external_id: str | None = None
+    service: ServiceState, experiment_id: int, hparams: Mapping[str, Any], *, external_id: str | None = None
 ) -> TrialView:
     """Create a trial of an unmanaged experiment and return it.
 
@@ -54,11 +54,11 @@ async def create_trial(
         NotFound: If the experiment does not exist.
         WrongState: If it is managed.
     """
-    return await _queries.trial(hub, await _create(hub, experiment_id, hparams, external_id))
+    return await _queries.trial(service, await _create(service, experiment_id, hparams, external_id))
 
 
 async def put_trial(
-    hub: ServiceState,
+    service: ServiceState,
     experiment_id: int,
     external_id: str,
     hparams: Mapping[str, Any],
@@ -71,21 +71,23 @@ async def put_trial(
         NotFound: If the experiment does not exist.
         WrongState: If it is managed.
     """
-    number = await _create(hub, experiment_id, hparams, external_id)
+    number = await _create(service, experiment_id, hparams, external_id)
     if start_time is not None:
-        await hub.store.write(lambda session: change(session, models.Trial, number, start_time=start_time))
-    return await _queries.trial(hub, number)
+        await service.store.write(lambda session: change(session, models.Trial, number, start_time=start_time))
+    return await _queries.trial(service, number)
 
 
-async def _create(hub: ServiceState, experiment_id: int, hparams: Mapping[str, Any], external_id: str | None) -> int:
-    row = await experiment_row(hub, experiment_id)
+async def _create(
+    service: ServiceState, experiment_id: int, hparams: Mapping[str, Any], external_id: str | None
+) -> int:
+    row = await experiment_row(service, experiment_id)
     if not row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is managed: its search creates its trials")
     name = str(uuid.uuid4()) if external_id is None else external_id
     made: list[models.Trial] = []
 
     def command(tx: Transaction) -> None:
-        tx.write(write, hub.live.new_trial_id())
+        tx.write(write, service.live.new_trial_id())
 
     def write(session: Session, trial_id: int) -> None:
         now = _clock.now()
@@ -105,12 +107,12 @@ async def _create(hub: ServiceState, experiment_id: int, hparams: Mapping[str, A
             change(session, models.Trial, trial.id, last_activity=now)
         _follow(session, experiment_id, State(trial.state))
 
-    await hub.actor.do(command)
-    hub.subscriptions.publish(("trial", made[-1].id), ("experiment", experiment_id))
+    await service.actor.do(command)
+    service.subscriptions.publish(("trial", made[-1].id), ("experiment", experiment_id))
     return made[-1].id
 
 
-async def start_trial(hub: ServiceState, trial_id: int, *, resume: bool) -> StartView:
+async def start_trial(service: ServiceState, trial_id: int, *, resume: bool) -> StartView:
     """Begin another run of an unmanaged trial.
 
     Raises:
@@ -141,18 +143,18 @@ async def start_trial(hub: ServiceState, trial_id: int, *, resume: bool) -> Star
             )
         return started, row.experiment_id
 
-    started, experiment_id = await hub.store.write(write)
-    hub.subscriptions.publish(("trial", trial_id), ("experiment", experiment_id))
+    started, experiment_id = await service.store.write(write)
+    service.subscriptions.publish(("trial", trial_id), ("experiment", experiment_id))
     return started
 
 
 async def apply_records(
-    hub: ServiceState, trial_id: int, records: Sequence[Mapping[str, Any]], storage_id: int | None
+    service: ServiceState, trial_id: int, records: Sequence[Mapping[str, Any]], storage_id: int | None
 ) -> None:
     """Apply what the journal of an unmanaged trial says of checkpoints and metadata; repeats change nothing.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         trial_id: ID of the trial; nothing is applied to a managed one, which asks by itself.
         records: Records as they stand in the journal.
         storage_id: Number of the storage of its checkpoints. Defaults to the experiment's.
@@ -163,38 +165,38 @@ async def apply_records(
     told = [record for record in records if record["kind"] in _RECORDS]
     if not told:
         return
-    trial = await trial_row(hub, trial_id)
+    trial = await trial_row(service, trial_id)
     if not trial.unmanaged:
         return
     for record in told:
         try:
-            await _apply(hub, trial, record, storage_id)
+            await _apply(service, trial, record, storage_id)
         except Exception as e:
             if not is_content_error(e):
                 raise
             raise Invalid(f"trial {trial_id}, a record of kind {record['kind']}: {e}") from e
 
 
-async def _apply(hub: ServiceState, trial: models.Trial, record: Mapping[str, Any], storage_id: int | None) -> None:
+async def _apply(service: ServiceState, trial: models.Trial, record: Mapping[str, Any], storage_id: int | None) -> None:
     body = record["body"]
     if record["kind"] == "checkpoint":
-        await _checkpoints.from_journal(hub, trial.task_id, None, body, record["time"], storage_id)
+        await _checkpoints.from_journal(service, trial.task_id, None, body, record["time"], storage_id)
     elif record["kind"] == "metadata":
         metadata = validate_metadata(body["metadata"])
-        await hub.store.write(lambda session: trials.set_metadata(session, trial.id, metadata))
+        await service.store.write(lambda session: trials.set_metadata(session, trial.id, metadata))
     else:
         # A checkpoint that was deleted before this master heard of it is not recorded here.
         with suppress(NotFound):
-            await _checkpoints.patch(hub, [(str(body["storage_id"]), dict(body["resources"]))])
+            await _checkpoints.patch(service, [(str(body["storage_id"]), dict(body["resources"]))])
 
 
 async def patch_trial(
-    hub: ServiceState, trial_id: int, *, state: str | None = None, end_time: float | None = None
+    service: ServiceState, trial_id: int, *, state: str | None = None, end_time: float | None = None
 ) -> TrialView:
     """Record a sign of life of an unmanaged trial and return the trial.
 
     Args:
-        hub: Parts of the service.
+        service: State of the service.
         trial_id: Trial.
         state: New state. Defaults to the same.
         end_time: When it ended. Defaults to now, if the new state is an end.
@@ -215,9 +217,9 @@ async def patch_trial(
             _set(session, row, STATES[state], end_time=end_time)
         return row
 
-    row = await hub.store.write(write)
-    hub.subscriptions.publish(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
-    return await _queries.trial(hub, trial_id)
+    row = await service.store.write(write)
+    service.subscriptions.publish(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
+    return await _queries.trial(service, trial_id)
 
 
 def _unmanaged(session: Session, trial_id: int) -> models.Trial:
@@ -281,23 +283,23 @@ _STATE_AND_END = select(models.Experiment.state, models.Experiment.end_time).whe
 )
 
 
-async def sweep(hub: ServiceState) -> None:
+async def sweep(service: ServiceState) -> None:
     """End trials that have given no sign of life for long, again and again.
 
     A trial gets its whole timeout after the master's start and after a jump of the clock: while the master was down or
     the machine slept, no sign of life could arrive.
     """
-    timeout = hub.settings.unmanaged_timeout
+    timeout = service.settings.unmanaged_timeout
     since = _clock.now()
     skew = since - _clock.monotonic()
     while True:
-        await asyncio.sleep(hub.settings.sweep_interval)
+        await asyncio.sleep(service.settings.sweep_interval)
         now = _clock.now()
         if abs(now - _clock.monotonic() - skew) > CLOCK_JUMP:
             since = now
             skew = now - _clock.monotonic()
         if now - since >= timeout:
-            await hub.store.write(lambda session: bury(session, _clock.now() - timeout))
+            await service.store.write(lambda session: bury(session, _clock.now() - timeout))
 
 
 def bury(session: Session, before: float) -> None:

@@ -47,13 +47,13 @@ class Doubt:
     records: Sequence[Record]
 
 
-async def make_up(hub: ServiceState, allocation_id: str) -> Doubt | None:
+async def make_up(service: ServiceState, allocation_id: str) -> Doubt | None:
     """Register what the process of an allocation has journaled; return what is to be looked for in the storage.
 
     Raises:
         Exception: If our database failed; to be called again.
     """
-    allocation = hub.live.allocations.get(allocation_id)
+    allocation = service.live.allocations.get(allocation_id)
     if allocation is None:
         return None
     trial = allocation.trial
@@ -70,9 +70,9 @@ async def make_up(hub: ServiceState, allocation_id: str) -> Doubt | None:
             return None
         return Doubt(trial, _checkpoints.find_storage(session, chosen, trial.experiment.id), rows)
 
-    for row in await hub.store.read(lambda session: unknown(session, "checkpoint")):
-        await _register(hub, trial, row.body, row.time)
-    return await hub.store.read(doubt)
+    for row in await service.store.read(lambda session: unknown(session, "checkpoint")):
+        await _register(service, trial, row.body, row.time)
+    return await service.store.read(doubt)
 
 
 def _is_registered(session: Session, row: Record) -> bool:
@@ -84,34 +84,34 @@ def _is_registered(session: Session, row: Record) -> bool:
         return True
 
 
-async def look(hub: ServiceState, doubt: Doubt) -> None:
+async def look(service: ServiceState, doubt: Doubt) -> None:
     """Look for announced checkpoints in their storage, and register those that are complete."""
     for row in doubt.records:
         uuid = str(row.body.get("storage_id"))
         try:
-            found = await asyncio.wait_for(run_in_daemon_thread(_found, hub, doubt.storage, uuid), STORAGE_TIMEOUT)
+            found = await asyncio.wait_for(run_in_daemon_thread(_found, service, doubt.storage, uuid), STORAGE_TIMEOUT)
         except Exception as e:  # a driver may raise anything, and the trial is to go on
             what = "its storage does not answer" if isinstance(e, asyncio.TimeoutError) else str(e)
             LOG.warning("trial %d: whether checkpoint %s is complete is not known: %s", doubt.trial.id, uuid, what)
             continue
         if found is not None:
             LOG.info("trial %d: checkpoint %s was complete when its process died", doubt.trial.id, uuid)
-            await _register(hub, doubt.trial, found, row.time)
+            await _register(service, doubt.trial, found, row.time)
 
 
-async def _register(hub: ServiceState, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
+async def _register(service: ServiceState, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
     try:
         allocation_id = None if trial.allocation is None else trial.allocation.id
-        await _checkpoints.from_journal(hub, trial.task_id, allocation_id, body, time)
+        await _checkpoints.from_journal(service, trial.task_id, allocation_id, body, time)
     except Exception as e:
         if not is_content_error(e):
             raise
         LOG.warning("trial %d: ignoring a checkpoint in its journal: %r", trial.id, e)
 
 
-def _found(hub: ServiceState, storage: Mapping[str, Any] | None, uuid: str) -> dict[str, Any] | None:
+def _found(service: ServiceState, storage: Mapping[str, Any] | None, uuid: str) -> dict[str, Any] | None:
     """Return a checkpoint as it would have been journaled, None if it is incomplete."""
-    store = open_store(storage, hub.settings.home / "checkpoints")
+    store = open_store(storage, service.settings.home / "checkpoints")
     try:
         checkpoint = store.open(uuid)
         if not checkpoint.manifest.verified:
