@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -175,7 +175,12 @@ class Bench:
 
     def reader(self, experiment_id: int) -> RecordReader:
         """Return a reader of an experiment's record."""
-        return RecordReader(partial(ask_app, self.service), self.settings.home / "master.db", experiment_id)
+
+        async def ask(path: str) -> Any:
+            # A service may die after the end of an experiment, too: at its next write, as when it deletes checkpoints.
+            return await self.do(lambda service: ask_app(service, path))
+
+        return RecordReader(ask, self.settings.home / "master.db", experiment_id)
 
     async def record(self, experiment_id: int) -> dict[str, Any]:
         """Return the record of an experiment in a form that two runs can be compared by."""
