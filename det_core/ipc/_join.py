@@ -186,7 +186,10 @@ class _RemoteJoin:
         self._chief: Peer | None = None
         self._failed_handshakes = 0
         communicator.on_ready = self.ended.set
-        self._link = self._connect(self._on_frame, self._on_disconnect, self._on_event)
+        chief = self._open(self._on_frame, self._on_disconnect, self._on_event)
+        self._link = ZmqLink(chief, None)
+        # Last: the ipc thread may hear of the connection, and answer by the link, before this returns.
+        chief.connect(host, port, ipv6=self._ipv6)
 
     def _needs_ipv6(self) -> bool:
         """Wait until the chief's name is known, and return whether to connect to it by IPv6."""
@@ -208,12 +211,12 @@ class _RemoteJoin:
             time.sleep(min(seconds, _RETRY_DELAY))
         return families[0] == socket.AF_INET6
 
-    def _connect(
+    def _open(
         self,
         on_frame: Callable[[Frame], None],
         on_disconnect: Callable[[], None],
         on_event: Callable[[int], None] = lambda _event: None,
-    ) -> ZmqLink:
+    ) -> ZmqSocket:
         communicator = self._communicator
         connection = ZmqSocket(
             communicator.loop,
@@ -224,8 +227,7 @@ class _RemoteJoin:
         )
         communicator.on_close.append(connection.close)
         communicator.on_fork.append(connection.close_in_child)
-        connection.connect(self._host, self._port, ipv6=self._ipv6)
-        return ZmqLink(connection, None)
+        return connection
 
     def waiting_for(self) -> str:
         """Return the name of the rank that this one waits for, for messages."""
@@ -263,8 +265,10 @@ class _RemoteJoin:
             self._chief = Peer(0, communicator.job_rank(0), host, pid, self._link, None, max_in_flight=bound)
             communicator.admit(self._chief)
             if self._lifeline:
-                lifeline = self._connect(lambda _frame: None, lambda: self._link.when_silent(self._on_disconnect))
-                lifeline.send(encode(Kind.LIFELINE, rank=communicator.rank, body=self._lifeline.encode()))
+                lifeline = self._open(lambda _frame: None, lambda: self._link.when_silent(self._on_disconnect))
+                lifeline.connect(self._host, self._port, ipv6=self._ipv6)
+                hello = encode(Kind.LIFELINE, rank=communicator.rank, body=self._lifeline.encode())
+                ZmqLink(lifeline, None).send(hello)
         elif frame.kind == Kind.REFUSED:
             may_retry, reason = json.loads(bytes(frame.segments[0]))
             if may_retry:

@@ -13,6 +13,8 @@ import zmq
 
 from det_core.errors import CollectiveMismatch, PeerLost, RendezvousError
 from det_core.ipc import Communicators, connect
+from det_core.ipc._join import _RemoteJoin
+from det_core.ipc._zmq_link import ZmqSocket
 from fast.ipc.conftest import CALL, HELLO, finish, frame, started
 from support.processes import until
 
@@ -78,6 +80,29 @@ def test_every_collective_over_tcp_returns_the_same(as_ranks: AsRanks, size: int
         for turn, (gathered, everybody, broadcast) in enumerate(out):
             assert gathered == ([(r, turn) for r in range(size)] if rank == 0 else None)
             assert everybody == list(range(size)) and broadcast == (0, turn)
+
+
+def test_chief_that_answers_before_connect_returns(as_ranks: AsRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ZmqSocket.connect
+
+    def connect_slowly(self: ZmqSocket, *arguments: Any, **keywords: Any) -> None:
+        real(self, *arguments, **keywords)
+        shaken.wait(10)  # the ipc thread has heard of the connection
+
+    shaken = threading.Event()
+    say_hello = _RemoteJoin._say_hello
+
+    def note(self: _RemoteJoin) -> None:
+        shaken.set()
+        say_hello(self)
+
+    monkeypatch.setattr(ZmqSocket, "connect", connect_slowly)
+    monkeypatch.setattr(_RemoteJoin, "_say_hello", note)
+
+    def work(communicators: Communicators) -> Any:
+        return communicators.channel("user").allgather(communicators.all_ranks.rank)
+
+    assert as_ranks(2, work, force_tcp=True, secret="s").values() == [[0, 1]] * 2
 
 
 @pytest.mark.parametrize("arguments", TCP)
