@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import shlex
@@ -16,7 +15,7 @@ import pytest
 
 from det_core.cli import main
 from det_core.cli._output import note_if_slow
-from det_core.cli.master import outside_urls
+from det_core.cli.master import _urls_elsewhere
 from support.processes import until
 from support.running_master import TOKEN, Running
 
@@ -343,25 +342,10 @@ def test_which_master_is_meant_is_the_same_for_all_commands(
     assert "DET_MASTER: invalid master address 'ftp://x'" in command.errors
 
 
-def test_trials_that_go_on_without_their_master_are_told(home: Path, command: Command) -> None:
-    folder = home / "master" / "allocations" / "7.x.1"
-    folder.mkdir(parents=True)
-    (folder / "spec.json").write_text('{"trial_id": 12, "experiment_id": 7}')
-    with open(folder / "lock", "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        command("master", "down")
-        assert "trials go on without it (trial 12 of experiment 7)" in command.errors
-        command("master", "status", status=1)
-        assert f"to end them: det-core experiment kill 7 --home {home}" in command.errors
-        assert command.json("master", "status", status=1)["trials_without_master"] == [12]
-    command("master", "status", status=1)
-    assert "go on without" not in command.errors
-
-
 def test_the_addresses_for_other_machines(tmp_path: Path) -> None:
     def of(**said: str) -> list[str]:
         (tmp_path / "master.json").write_text(json.dumps({"url": "http://127.0.0.1:8080", **said}))
-        return outside_urls(tmp_path)
+        return _urls_elsewhere(tmp_path)
 
     assert of() == of(listens="127.0.0.1") == of(listens="::1") == of(listens="localhost") == []
     assert of(listens="192.0.2.7") == ["http://192.0.2.7:8080"]
@@ -412,11 +396,7 @@ def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_a_master_none_is_started_to_look(
     home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.json("master", "status", status=1) == {
-        "running": False,
-        "home": str(home),
-        "trials_without_master": [],
-    }
+    assert command.json("master", "status", status=1) == {"running": False, "home": str(home)}
     assert command("master", "down") == ""
     assert offered(command, monkeypatch, "e logs ") == []
     assert not (home / "master").exists()
