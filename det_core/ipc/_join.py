@@ -188,7 +188,7 @@ class _RemoteJoin:
         communicator.on_ready = self.ended.set
         chief = self._open(self._on_frame, self._on_disconnect, self._on_event)
         self._link = ZmqLink(chief, None)
-        # Last: the ipc thread may hear of the connection, and answer by the link, before this returns.
+        # Last: the ipc thread may receive its first event, and send by the link, before this returns.
         chief.connect(host, port, ipv6=self._ipv6)
 
     def _needs_ipv6(self) -> bool:

@@ -87,7 +87,7 @@ def test_chief_that_answers_before_connect_returns(as_ranks: AsRanks, monkeypatc
 
     def connect_slowly(self: ZmqSocket, *arguments: Any, **keywords: Any) -> None:
         real(self, *arguments, **keywords)
-        shaken.wait(10)  # the ipc thread has heard of the connection
+        shaken.wait()  # the ipc thread has its first event before this returns
 
     shaken = threading.Event()
     say_hello = _RemoteJoin._say_hello
