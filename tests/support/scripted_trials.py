@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from det_core.master._errors import Fenced, Stopping
 from det_core.master.engines import Cause, Ended, Event, ExitReport, Listener, Pool, Ticket
-from det_core.master.service import ServiceState, _checkpoints, _operations, _preemption, _reports
+from det_core.master.service import ServiceState, _allocations, _checkpoints, _operations, _reports
 from support.scripted_engine import Launched
 
 T = TypeVar("T")
@@ -92,11 +92,11 @@ class Trial:
 
     async def should_preempt(self, timeout: float = 0.0) -> bool:
         """Return whether to stop."""
-        return await self.ask(lambda s: _preemption.poll(s, self.spec.allocation_id, timeout))
+        return await self.ask(lambda s: _allocations.poll(s, self.spec.allocation_id, timeout))
 
     async def acknowledge(self) -> None:
         """Say that the exit is near."""
-        await self.ask(lambda s: _preemption.acknowledge(s, self.spec.allocation_id))
+        await self.ask(lambda s: _allocations.acknowledge(s, self.spec.allocation_id))
 
     async def early_exit(self, reason: str = "INVALID_HP") -> None:
         """Give up."""

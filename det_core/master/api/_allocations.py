@@ -12,7 +12,7 @@ from det_core._clock import monotonic
 from det_core.master._errors import Stopping
 from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService
 from det_core.master.api._types import answer, done
-from det_core.master.service import _preemption
+from det_core.master.service import _allocations
 
 routes = Routes("allocations")
 PAUSE = 2.0
@@ -37,7 +37,7 @@ async def preemption(
 
 async def _poll(service: TheService, allocation_id: str, timeout: float) -> bool:
     began = monotonic()
-    preempt = await _preemption.poll(service, allocation_id, timeout)
+    preempt = await _allocations.poll(service, allocation_id, timeout)
     if not preempt and monotonic() - began < timeout / 2:  # it has ended
         await asyncio.sleep(min(timeout, PAUSE))
     return preempt
@@ -46,21 +46,21 @@ async def _poll(service: TheService, allocation_id: str, timeout: float) -> bool
 @routes.trial.post("/allocations/{allocation_id}/signals/ack_preemption")
 async def ack_preemption(allocation_id: str, service: TheService) -> Response:
     """The process has noticed, is saving, and will exit."""
-    await _preemption.acknowledge(service, allocation_id)
+    await _allocations.acknowledge(service, allocation_id)
     return done()
 
 
 @routes.trial.post("/allocations/{allocation_id}/signals/pending_preemption")
 async def pending_preemption(allocation_id: str, service: TheService) -> Response:
     """Whoever lent the machine wants it back."""
-    await _preemption.pending(service, allocation_id)
+    await _allocations.pending(service, allocation_id)
     return done()
 
 
 @routes.trial.get("/allocations/{allocation_id}/resources/{resources_id}/rendezvous")
 async def rendezvous(allocation_id: str, resources_id: str, service: TheService) -> Response:
     """Return where the allocation's containers are."""
-    view = await _preemption.rendezvous(service, allocation_id)
+    view = await _allocations.rendezvous(service, allocation_id)
     return answer({"rendezvousInfo": view})
 
 

@@ -18,7 +18,7 @@ from det_core.master.service import _access
 
 if TYPE_CHECKING:
     from det_core.master.service import ServiceState
-    from det_core.master.service._views import TokenView
+    from det_core.master.service._access import TokenView
 
 OBJECT_IDS = frozenset(["trial_id", "experiment_id", "allocation_id", "task_id"])
 """IDs that a token is compared with, by their names in paths and in the token."""

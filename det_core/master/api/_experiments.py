@@ -35,11 +35,11 @@ from det_core.master.api._types import (
     state_in,
 )
 from det_core.master.engines import check_archive, pack_files
-from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _searches, _steering
+from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _steering
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
-    from det_core.master.service._views import CreatedView
+    from det_core.master.service._create import CreatedView
 
 routes = Routes("experiments")
 BASE64_PART = 4 << 18
@@ -226,13 +226,13 @@ async def best_metric(experiment_id: ExperimentId, service: TheService) -> Respo
 @routes.trial.get("/experiments/{experiment_id}/model_def")
 async def model_def(experiment_id: ExperimentId, service: TheService) -> Response:
     """The context directory of an experiment."""
-    return answer_archive(await _searches.context(service, experiment_id))
+    return answer_archive(await _queries.context(service, experiment_id))
 
 
 @routes.trial.get("/tasks/{task_id}/context_directory")
 async def context_directory(task_id: str, service: TheService) -> Response:
     """The context directory of a task."""
-    return answer_archive(await _searches.task_context(service, task_id))
+    return answer_archive(await _queries.task_context(service, task_id))
 
 
 @routes.user.post("/experiments/continue")
@@ -303,7 +303,7 @@ async def wait_experiment(
 @routes.trial.get("/experiments/{experiment_id}/search")
 async def search(experiment_id: ExperimentId, service: TheService) -> Response:
     """Where the search stands: rungs, and how much has been decided."""
-    return answer({"search": encode(await _searches.state(service, experiment_id))})
+    return answer({"search": encode(await _queries.search(service, experiment_id))})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_trial")

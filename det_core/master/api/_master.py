@@ -16,7 +16,7 @@ from det_core.master.api._types import Body, answer
 from det_core.master.service import _queries
 
 if TYPE_CHECKING:
-    from det_core.master.service._views import MasterView
+    from det_core.master.service._queries import MasterView
 
 routes = Routes("master")
 plain_routes = Routes("master", prefix="")

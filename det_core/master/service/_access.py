@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from sqlalchemy import select
 
 from det_core.master._errors import Fenced, Invalid, NotFound, WrongState
-from det_core.master.service._views import TokenView
 from det_core.master.store import models
 
 if TYPE_CHECKING:
@@ -18,6 +17,15 @@ if TYPE_CHECKING:
 
 MAX_IDENTITIES = 1000
 """Cached owners of tokens after which those whose allocations have ended are dropped."""
+
+
+class TokenView(TypedDict):
+    """Owner of the token of an allocation."""
+
+    allocation_id: str
+    task_id: str
+    trial_id: int
+    experiment_id: int
 
 
 async def identify(service: ServiceState, token: str) -> TokenView | None:

@@ -1,30 +1,45 @@
-"""Checkpoints and their storages: register, read, and record deletions (§5.1, §5.7)."""
+"""Checkpoints and their storages: register, read, and record deletions (§5.1, §5.7).
+
+A process journals that it is about to make a checkpoint complete, makes it so, journals what it has made, and then
+registers it. It may be killed between any two of these, and the checkpoint must not be lost: neither for the trial's
+next run, nor for those who clear the storage. After the first step only the storage knows whether it is complete.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import select
 
 from det_core import _clock
 from det_core._storage_settings import location
 from det_core.config import Experiment
-from det_core.errors import StoreConflict
-from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.errors import CheckpointNotFound, StoreConflict
+from det_core.master._errors import Conflict, Fenced, Invalid, NotFound, is_content_error
 from det_core.master.service._access import experiment_row, know_trial, no_experiment, no_trial
 from det_core.master.store import change, checkpoints, models, series, trials, validations
 from det_core.protocol.records import CheckpointView
-from det_core.storage import check_storage_id
+from det_core.storage import check_storage_id, open_store
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from det_core.master.service._live import LiveTrial
     from det_core.master.service._state import ServiceState
+    from det_core.master.store.models import Record
 
+LOG = logging.getLogger("det_core")
+T = TypeVar("T")
+STORAGE_TIMEOUT = 60.0
+"""Maximum wait in seconds for the answer of a storage; then the trial goes on without."""
 STEPS = "steps_completed"
 CHOSEN = "storage_id"
 """Key of the number of its storage among the facts of an allocation."""
@@ -353,3 +368,124 @@ def storages_of(session: Session, experiment_id: int) -> list[dict[str, Any] | N
         if config not in found:
             found.append(config)
     return found
+
+
+async def run_in_daemon_thread(work: Callable[..., T], *args: Any) -> T:
+    """Return what ``work(*args)`` returns, called in a thread of its own.
+
+    A storage that hangs would hold one of the few threads of the loop's pool, which all else shares, and keep the
+    process from ending, which waits for that pool.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def run() -> None:
+        try:
+            outcome: Any = work(*args)
+            set_outcome: Callable[[Any], None] = future.set_result
+        except BaseException as e:
+            outcome = e
+            set_outcome = future.set_exception
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, set_outcome, outcome)
+
+    threading.Thread(target=run, name=f"det_core master: {work.__name__}", daemon=True).start()
+    return await future
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Checkpoints that were announced, and that only their storage can show to be complete.
+
+    Attributes:
+        trial: whose they are.
+        storage: the configuration of the storage.
+        records: where they were announced.
+    """
+
+    trial: LiveTrial
+    storage: Mapping[str, Any] | None
+    records: Sequence[Record]
+
+
+async def make_up(service: ServiceState, allocation_id: str) -> Doubt | None:
+    """Register what the process of an allocation has journaled; return what is to be looked for in the storage.
+
+    Raises:
+        Exception: If our database failed; to be called again.
+    """
+    allocation = service.live.allocations.get(allocation_id)
+    if allocation is None:
+        return None
+    trial = allocation.trial
+    run_id = allocation.run_id
+
+    def unknown(session: Session, kind: str) -> Sequence[Record]:
+        rows = series.records(session, trial.id, kind=kind, run_id=run_id)
+        return [row for row in rows if not _is_registered(session, row)]
+
+    def doubt(session: Session) -> Doubt | None:
+        rows = unknown(session, "checkpoint_commit")
+        chosen = storage_of_run(session, allocation_id)
+        if not rows:
+            return None
+        return Doubt(trial, find_storage(session, chosen, trial.experiment.id), rows)
+
+    for row in await service.store.read(lambda session: unknown(session, "checkpoint")):
+        await _register_record(service, trial, row.body, row.time)
+    return await service.store.read(doubt)
+
+
+def _is_registered(session: Session, row: Record) -> bool:
+    """Return whether the checkpoint of a record is registered, or can never be: its ID is not a string to look for."""
+    uuid = row.body.get("storage_id")
+    try:
+        return not isinstance(uuid, str) or session.get(models.Checkpoint, uuid) is not None
+    except ValueError:  # half a surrogate pair, or a NUL, which not every database takes
+        return True
+
+
+async def look_for(service: ServiceState, doubt: Doubt) -> None:
+    """Look for announced checkpoints in their storage, and register those that are complete."""
+    for row in doubt.records:
+        uuid = str(row.body.get("storage_id"))
+        try:
+            found = await asyncio.wait_for(
+                run_in_daemon_thread(_look_in_storage, service, doubt.storage, uuid), STORAGE_TIMEOUT
+            )
+        except Exception as e:  # a driver may raise anything, and the trial is to go on
+            what = "its storage does not answer" if isinstance(e, asyncio.TimeoutError) else str(e)
+            LOG.warning("trial %d: whether checkpoint %s is complete is not known: %s", doubt.trial.id, uuid, what)
+            continue
+        if found is not None:
+            LOG.info("trial %d: checkpoint %s was complete when its process died", doubt.trial.id, uuid)
+            await _register_record(service, doubt.trial, found, row.time)
+
+
+async def _register_record(service: ServiceState, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
+    try:
+        allocation_id = None if trial.allocation is None else trial.allocation.id
+        await from_journal(service, trial.task_id, allocation_id, body, time)
+    except Exception as e:
+        if not is_content_error(e):
+            raise
+        LOG.warning("trial %d: ignoring a checkpoint in its journal: %r", trial.id, e)
+
+
+def _look_in_storage(service: ServiceState, storage: Mapping[str, Any] | None, uuid: str) -> dict[str, Any] | None:
+    """Return a checkpoint as it would have been journaled, None if it is incomplete."""
+    store = open_store(storage, service.settings.home / "checkpoints")
+    try:
+        checkpoint = store.open(uuid)
+        if not checkpoint.manifest.verified:
+            return None
+        resources = checkpoint.manifest.resources
+        return {"storage_id": uuid, "metadata": checkpoint.metadata(), "resources": resources}
+    except CheckpointNotFound:
+        return None
+    finally:
+        store.close()

@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from sqlalchemy import select
 
@@ -23,11 +23,10 @@ from det_core.config import (
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, read_archived
 from det_core.master.scheduler import DEFAULT_PRIORITY, State
-from det_core.master.service import _queries, _show_experiments
+from det_core.master.service import _queries, _show
 from det_core.master.service._live import LiveExperiment
 from det_core.master.service._search import employ
 from det_core.master.service._search_workers import SearchWorker, make_search
-from det_core.master.service._views import CreatedView
 from det_core.master.store import change, checkpoints, experiments, models
 from det_core.search import Search, Started
 
@@ -36,6 +35,14 @@ if TYPE_CHECKING:
 
     from det_core.master.service._actor import Transaction
     from det_core.master.service._state import ServiceState
+    from det_core.protocol.records import ExperimentView
+
+
+class CreatedView(TypedDict):
+    """A new experiment, or with ``validate_only`` one of ID 0, and the warnings of its configuration."""
+
+    experiment: ExperimentView
+    warnings: list[str]
 
 
 async def create_experiment(
@@ -71,7 +78,7 @@ async def create_experiment(
     drafted = await draft(service, config, context, overrides, unmanaged=unmanaged, keep=not validate_only)
     warnings = list(drafted.spec.warnings)
     if validate_only:
-        return CreatedView(experiment=_show_experiments.drafted(drafted.spec), warnings=warnings)
+        return CreatedView(experiment=_show.drafted(drafted.spec), warnings=warnings)
     number = await record(service, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
     return CreatedView(experiment=await _queries.experiment(service, number), warnings=warnings)
 

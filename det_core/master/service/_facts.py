@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_core.master._errors import is_content_error
-from det_core.master.service import _allocations, _ending, _operations
+from det_core.master.service import _allocations, _operations, _steering
 from det_core.master.service._measured import VALIDATION
 from det_core.master.store import change, models, trials, validations
 from det_core.search import Validated
@@ -123,7 +123,7 @@ def validated(
     if metric is None or step is None or not -1 < step < 2**63:
         if spec.time_metric is not None:
             missing = spec.metric if metric is None else spec.time_metric
-            _ending.fail(service, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
+            _steering.fail(service, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
     elif int(step) > trial.validated:
         trial.validated = int(step)
         tx.write(change, models.Trial, trial.id, validated=trial.validated)
@@ -151,7 +151,7 @@ def _acknowledged(body: Mapping[str, Any]) -> Act:
 
     def act(service: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
         if trial.allocation is not None and acknowledged:
-            _allocations.acknowledge(service, tx, trial.allocation)
+            _allocations.acknowledged(service, tx, trial.allocation)
 
     return act
 

@@ -1,22 +1,37 @@
-"""Start and stop of the service."""
+"""Start, recovery and stop of the service. The live state is recovered at the start, and after a refused write."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sqlalchemy import func, select
+
+from det_core import _clock
+from det_core.config import Experiment
+from det_core.master.scheduler import ExitKind, Losses, State
+from det_core.master.service import _facts, _operations, _retention, _search, _trials, _unmanaged
 from det_core.master.service._actor import Actor
 from det_core.master.service._allocations import schedule
-from det_core.master.service._listener import EventListener
-from det_core.master.service._live import Launch
-from det_core.master.service._recovery import reload, resume
+from det_core.master.service._live import Launch, Live, LiveAllocation, LiveExperiment, LiveTrial
 from det_core.master.service._runner import Runner
-from det_core.master.service._search import settle
-from det_core.master.store import trials
+from det_core.master.service._search_workers import SearchWorker, has_worker, is_over, prepare_worker, recall
+from det_core.master.service._tickets import EventListener
+from det_core.master.store import experiments, models, searcher_events, trials
+from det_core.search import Search, Started, event_from_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy.orm import Session
+
     from det_core.master.service._state import ServiceState
+
+LOG = logging.getLogger("det_core")
+GOING_ON = [s.value for s in State if not s.terminal]
 
 
 async def start(service: ServiceState) -> None:
@@ -24,7 +39,7 @@ async def start(service: ServiceState) -> None:
     service.runner = Runner(service)
     service.actor = Actor(
         service.store,
-        partial(settle, service),
+        partial(_search.settle, service),
         partial(schedule, service),
         partial(reload, service),
         service.subscriptions.publish,
@@ -49,3 +64,202 @@ async def stop(service: ServiceState) -> None:
         await worker.close()
     for threads in (service.log_readers, service.log_writer):
         await asyncio.to_thread(threads.shutdown)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Stored state of an experiment that has not ended."""
+
+    row: models.Experiment
+    trials: Sequence[models.Trial]
+    operations: dict[int, Sequence[models.Operation]]
+    losses: dict[int, Losses]
+    events: Sequence[models.SearcherEvent]
+    count: int
+
+
+def _read(session: Session) -> tuple[list[Kept], Sequence[models.Allocation], int, int]:
+    rows = [row for row in experiments.find(session, states=GOING_ON)[0] if not row.unmanaged]
+    kept = [_read_one(session, row) for row in rows]
+    last_experiment = session.scalar(select(func.max(models.Experiment.id))) or 0
+    last_trial = session.scalar(select(func.max(models.Trial.id))) or 0
+    return kept, trials.running_allocations(session), last_experiment, last_trial
+
+
+def _read_one(session: Session, row: models.Experiment) -> Kept:
+    found = trials.of_experiment(session, row.id)
+    live = [t for t in found if not State(t.state).terminal]
+    return Kept(
+        row=row,
+        trials=found,
+        operations={t.id: _operations_of(session, t.id) for t in live},
+        losses={t.id: _losses(session, t.id) for t in live},
+        events=searcher_events.after(session, row.id),
+        count=searcher_events.count(session, row.id),
+    )
+
+
+def _operations_of(session: Session, trial_id: int) -> Sequence[models.Operation]:
+    operation = models.Operation
+    return session.scalars(select(operation).where(operation.trial_id == trial_id).order_by(operation.ordinal)).all()
+
+
+def _losses(session: Session, trial_id: int) -> Losses:
+    losses = Losses()
+    row = models.Allocation
+    ended = select(row.exit_kind, row.latest_checkpoint).where(row.trial_id == trial_id, row.exit_kind.is_not(None))
+    for kind, start in session.execute(ended.order_by(row.run_id)):
+        losses.note(ExitKind(kind), start)
+    return losses
+
+
+async def reload(service: ServiceState) -> None:
+    """Replace the live state by that of the store: what is not stored has not happened."""
+    kept, running, last_experiment, last_trial = await service.store.read(_read)
+    searches = [await _recall_safely(service, one) for one in kept]
+    # From here on nothing waits, so that nobody sees half of it.
+    before = service.live
+    live = Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
+    service.live = live
+    for one, search in zip(kept, searches, strict=True):
+        live.experiments[one.row.id] = _experiment(service, one, search)
+    for row in running:
+        _allocation(service, row, before.allocations.get(row.id))
+    for experiment in live.experiments.values():
+        if experiment.events == 0 and experiment.alive:
+            experiment.pending.append(Started())
+        for trial in experiment.trials.values():
+            _trials.enqueue(service, trial)
+        live.touch(experiment)
+        if isinstance(experiment.search, SearchWorker) and experiment.alive:
+            _search.employ(service, experiment.id, experiment.search)
+    for number, worker in service.workers.items():
+        if number not in live.experiments:
+            worker.stop()
+
+
+async def _recall_safely(service: ServiceState, kept: Kept) -> Search | SearchWorker | str:
+    """Return a search as it was, or why it cannot be made again. That of a worker replays later, by itself."""
+    row = kept.row
+    spec = Experiment(row.config)
+    worker = service.workers.get(row.id)
+    try:
+        if not has_worker(spec):
+            return await asyncio.to_thread(recall, spec, kept.events)
+        if worker is None or worker.is_stopped:
+            worker = await prepare_worker(service, spec, row.context)
+            worker.over = any(is_over(event) for event in kept.events)
+        return worker
+    except Exception as e:
+        LOG.error("experiment %d: its search cannot be made again: %s", row.id, e)
+        return f"its search cannot be made again from what is kept: {e}"
+
+
+def _experiment(service: ServiceState, kept: Kept, search: Search | SearchWorker | str) -> LiveExperiment:
+    row = kept.row
+    experiment = LiveExperiment(
+        id=row.id,
+        spec=Experiment(row.config, row.warnings),
+        state=State(row.state),
+        priority=row.priority,
+        search=None,
+        events=kept.count,
+        context=row.context,
+        warm_start=next((t.warm_start for t in kept.trials), None),
+        error=row.error,
+    )
+    if isinstance(search, str):
+        experiment.broken = search
+    else:
+        experiment.search = search
+    if isinstance(search, SearchWorker):
+        experiment.unanswered.extend(event_from_dict(event.event) for event in kept.events if event.actions is None)
+    for trial in kept.trials:
+        experiment.known[trial.request_id] = trial.id
+        if not State(trial.state).terminal:
+            _trials.adopt(service, _trial(experiment, trial, kept))
+    return experiment
+
+
+def _trial(experiment: LiveExperiment, row: models.Trial, kept: Kept) -> LiveTrial:
+    given = kept.operations.get(row.id, ())
+    state = State(row.state)
+    return LiveTrial(
+        id=row.id,
+        experiment=experiment,
+        request_id=row.request_id,
+        task_id=row.task_id,
+        seed=row.seed,
+        hparams=row.hparams,
+        state=state,
+        run_id=row.run_id,
+        restarts=row.restarts,
+        operations=len(given),
+        length=given[-1].length if given else None,
+        completed=bool(given) and given[-1].completed,
+        done={o.length: _operations.as_number(o.metric) for o in given if o.completed},
+        closed=row.closed,
+        stopped=state is State.STOPPING_COMPLETED and experiment.alive,
+        reopened=row.reopened,
+        validated=row.validated,
+        early_exit=row.early_exit,
+        losses=kept.losses.get(row.id, Losses()),
+        warm_start=row.warm_start,
+    )
+
+
+def _allocation(service: ServiceState, row: models.Allocation, before: LiveAllocation | None) -> None:
+    trial = service.live.trials.get(row.trial_id)
+    if trial is None:
+        return
+    allocation = LiveAllocation(
+        id=row.id,
+        trial=trial,
+        run_id=row.run_id,
+        slots=row.slots,
+        slot_ids=tuple(row.slot_ids),
+        launch=Launch.from_facts(row.facts),
+        preempt_time=row.preempt_time,
+        is_preempted=row.preempt_time is not None,
+        acked=row.acked,
+        idle=_may_be_idle(trial) if before is None else before.idle,
+        kill_time=row.kill_time,
+        steps_completed=row.steps_completed,
+        latest_checkpoint=row.latest_checkpoint,
+    )
+    trial.allocation = service.live.allocations[row.id] = allocation
+    service.subscriptions.publish(("allocation", row.id))
+
+
+def _may_be_idle(trial: LiveTrial) -> bool:
+    """Return whether an earlier master may have answered a trial's allocation that nothing is left to do.
+
+    It did not live to hear the acknowledgement, and what it has told is not kept. It cannot have said so of a trial
+    whose first operation is still its only one, and is not done.
+    """
+    return trial.operations > 1 or trial.completed
+
+
+async def resume(service: ServiceState) -> None:
+    """Take up what an earlier master did not finish: validations that no search has seen, deletions, deadlines."""
+    await service.actor.refresh()
+    for trial in list(service.live.trials.values()):
+        if trial.early_exit is not None and trial.allocation is not None:
+            _operations.watch_exit(service, trial.id, trial.allocation.id)
+        if _facts.goes_by_validations(trial):
+            await _facts.catch_up(service, trial)
+    for allocation in list(service.live.allocations.values()):
+        if allocation.kill_time is not None:
+            service.runner.kill(allocation.id)
+        elif allocation.preempt_time is not None:
+            timeout = allocation.trial.experiment.spec.preemption_timeout
+            left = allocation.preempt_time + timeout - _clock.now()
+            service.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
+    due, deleting = await service.store.read(
+        lambda session: (_retention.due(session), experiments.find(session, states=["DELETING"])[0])
+    )
+    for number in due:
+        service.runner.retain(number)
+    for row in deleting:
+        service.runner.keep_running(partial(_retention.erase, service, row.id), f"deletion of experiment {row.id}")
+    service.runner.keep_running(partial(_unmanaged.sweep, service), "unmanaged trials")

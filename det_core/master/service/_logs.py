@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,9 @@ from det_core.master.engines import (
     Position,
     TrialLog,
     append_lines,
-    delete_folders,
 )
 from det_core.master.scheduler import State
 from det_core.master.service._access import no_task, trial_row
-from det_core.master.service._threads import run_in_daemon_thread
 from det_core.master.store import models, trials
 from det_core.protocol.records import LogView
 
@@ -180,15 +178,6 @@ async def append_sent(service: ServiceState, lines: Sequence[tuple[str, LogLine]
 async def append_own(service: ServiceState, task_id: str, line: LogLine) -> None:
     """Append a line of the master's own to the log of a task's newest run; see :func:`append_sent`."""
     await _append(service, "master", {task_id: [line]})
-
-
-async def delete_logs(service: ServiceState, task_ids: Collection[str]) -> None:
-    """Delete the logs of tasks whose allocations have ended.
-
-    Raises:
-        OSError: If one cannot be deleted.
-    """
-    await run_in_daemon_thread(delete_folders, service.settings.allocations, task_ids)
 
 
 async def _append(service: ServiceState, writer: str, lines: Mapping[str, Sequence[LogLine]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from det_core import _clock
 from det_core._json import equal_json, is_number, str_to_nonfinite
@@ -14,7 +14,6 @@ from det_core.master.scheduler import State
 from det_core.master.service import _trials
 from det_core.master.service._access import experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._search_workers import SearchWorker
-from det_core.master.service._views import OperationView
 from det_core.master.store import change, models
 from det_core.search import Completed, Progress
 
@@ -26,6 +25,14 @@ if TYPE_CHECKING:
 DECISION_TIMEOUT = 20.0
 """Maximum wait in seconds of a trial for its search; then it exits as if that was its last, and frees its slots."""
 REASONS = {"INVALID_HP": "INVALID_HP", "INIT_INVALID_HP": "INVALID_HP", "USER_REQUESTED_STOP": "USER_REQUESTED_STOP"}
+
+
+class OperationView(TypedDict):
+    """A trial's current operation (§5.5). ``completed``: it is done, and nothing newer exists at the moment."""
+
+    request_id: str
+    length: int
+    completed: bool
 
 
 async def current(service: ServiceState, trial_id: int, *, allocation_id: str | None = None) -> OperationView:

@@ -1,23 +1,24 @@
-"""Reads of the master, experiments, trials and metrics."""
+"""Reads of the master, experiments, searches, trials and metrics."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from sqlalchemy import select
 
 from det_core import _clock
 from det_core.config import Experiment
-from det_core.master._errors import NotFound
+from det_core.master._errors import NotFound, WrongState
 from det_core.master.scheduler import State
-from det_core.master.service import _show_experiments, _show_trials
-from det_core.master.service._access import experiment_row, no_experiment, no_trial
-from det_core.master.service._views import MasterView
-from det_core.master.store import experiments, models, series, trials, validations
-from det_core.protocol.records import ExperimentView, MetricView, TrialView
+from det_core.master.service import _show
+from det_core.master.service._access import experiment_row, no_experiment, no_task, no_trial, read_context
+from det_core.master.service._search_workers import has_worker, recall
+from det_core.master.store import experiments, models, searcher_events, series, trials, validations
+from det_core.protocol.records import ExperimentView, MetricView, SearchView, TrialView
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
     from det_core.master.store.validations import BestTrial
 
 T = TypeVar("T")
+
+
+class MasterView(TypedDict):
+    """Description of the master."""
+
+    cluster_id: str
+    cluster_name: str
+    version: str
+    slots: list[int]
+    slots_in_use: list[int]
 
 
 def master(service: ServiceState) -> MasterView:
@@ -67,7 +78,7 @@ async def find_experiments(
         offset: Experiments to skip.
     """
 
-    live = _show_experiments.snapshots(service)
+    live = _show.snapshot_experiments(service)
 
     def look(session: Session) -> tuple[list[ExperimentView], int]:
         rows, total = experiments.find(
@@ -81,7 +92,7 @@ async def find_experiments(
             limit=limit,
             offset=offset,
         )
-        return _show_experiments.show(session, service, rows, live), total
+        return _show.show_experiments(session, service, rows, live), total
 
     return await service.store.read(look)
 
@@ -89,8 +100,8 @@ async def find_experiments(
 async def experiment(service: ServiceState, experiment_id: int) -> ExperimentView:
     """Return one experiment."""
     row = await experiment_row(service, experiment_id)
-    live = _show_experiments.snapshot(service, experiment_id)
-    (view,) = await service.store.read(lambda session: _show_experiments.show(session, service, [row], live))
+    live = _show.snapshot_experiment(service, experiment_id)
+    (view,) = await service.store.read(lambda session: _show.show_experiments(session, service, [row], live))
     return view
 
 
@@ -127,14 +138,14 @@ async def find_trials(
         offset: Trials to skip.
     """
     row = await experiment_row(service, experiment_id)
-    live = _show_trials.snapshots(service.live.experiments.get(experiment_id))
+    live = _show.snapshot_trials(service.live.experiments.get(experiment_id))
     order = validations.best_first(Experiment(row.config).smaller_is_better) if best_first else validations.BY_ID
 
     def look(session: Session) -> tuple[list[TrialView], int]:
-        chosen = _show_trials.in_states(states, live)
+        chosen = _show.in_states(states, live)
         page = select(models.Trial).where(models.Trial.experiment_id == experiment_id, chosen).order_by(*order)
         rows = session.scalars(page.limit(limit).offset(offset)).all()
-        return list(_show_trials.show(session, row, rows, live)), trials.count(session, experiment_id, chosen)
+        return list(_show.show_trials(session, row, rows, live)), trials.count(session, experiment_id, chosen)
 
     return await service.store.read(look)
 
@@ -142,7 +153,7 @@ async def find_trials(
 async def trial(service: ServiceState, trial_id: int, *, summarize: bool = False) -> TrialView:
     """Return one trial; ``summarize``: with the summary of its metrics, for which all its rows are read."""
     live = service.live.trials.get(trial_id)
-    snapshot = None if live is None else _show_trials.snapshot(live)
+    snapshot = None if live is None else _show.snapshot_trial(live)
 
     def look(session: Session) -> TrialView:
         row = session.get(models.Trial, trial_id)
@@ -151,7 +162,7 @@ async def trial(service: ServiceState, trial_id: int, *, summarize: bool = False
         experiment = session.get(models.Experiment, row.experiment_id)
         if experiment is None:
             raise no_experiment(row.experiment_id)
-        view = _show_trials.show_one(session, experiment, row, snapshot)
+        view = _show.show_trial(session, experiment, row, snapshot)
         if summarize:
             view = replace(view, summary_metrics=series.summaries(session, trial_id))
         return view
@@ -179,8 +190,61 @@ async def best_validation(service: ServiceState, experiment_id: int) -> float:
 
 
 async def _best(service: ServiceState, row: models.Experiment) -> BestTrial | None:
-    best = await service.store.read(lambda session: _show_experiments.best_of(session, [row]))
+    best = await service.store.read(lambda session: _show.best_of(session, [row]))
     return best.get(row.id)
+
+
+async def search(service: ServiceState, experiment_id: int) -> SearchView:
+    """Return the state of a search; that of an ended experiment is replayed from its record."""
+    row = await experiment_row(service, experiment_id)
+    if row.unmanaged:
+        raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
+
+    def look(session: Session) -> tuple[Sequence[models.SearcherEvent], int, int, int]:
+        found = trials.of_experiment(session, experiment_id)
+        return (
+            searcher_events.after(session, experiment_id),
+            searcher_events.count(session, experiment_id),
+            len(found),
+            sum(trial.end_time is not None for trial in found),
+        )
+
+    events, count, requested, closed = await service.store.read(look)
+    live = service.live.experiments.get(experiment_id)
+    method = None if live is None else live.search
+    spec = Experiment(row.config)
+    progress = row.progress
+    rungs: list[dict[str, Any]] = []
+    if method is None and not has_worker(spec):
+        method = await asyncio.to_thread(recall, spec, events)
+    if method is not None:
+        progress = method.progress()
+        rungs = method.rungs()
+    return SearchView(
+        experiment_id=experiment_id,
+        searcher=row.config["searcher"],
+        progress=progress,
+        rungs=rungs,
+        events=count,
+        trials_requested=requested,
+        trials_closed=closed,
+    )
+
+
+async def context(service: ServiceState, experiment_id: int) -> bytes:
+    """Return the context directory of an experiment as it was packed; empty if there was none."""
+    row = await experiment_row(service, experiment_id)
+    if row.context is None:
+        return b""
+    return await read_context(service, row.context) or b""
+
+
+async def task_context(service: ServiceState, task_id: str) -> bytes:
+    """Return the context directory of a task's experiment as it was packed."""
+    row = await service.store.read(lambda session: trials.by_task_id(session, task_id))
+    if row is None:
+        raise no_task(task_id)
+    return await context(service, row.experiment_id)
 
 
 class MetricsReader:

@@ -15,11 +15,11 @@ from sqlalchemy import select
 from det_core.config import Experiment
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, DetCoreError
 from det_core.master._errors import Invalid, WrongState
+from det_core.master.engines import delete_folders
 from det_core.master.scheduler import Kept, State, expired
-from det_core.master.service import _checkpoints, _logs
+from det_core.master.service import _checkpoints
 from det_core.master.service._access import experiment_row
-from det_core.master.service._checkpoints import no_checkpoint
-from det_core.master.service._threads import run_in_daemon_thread
+from det_core.master.service._checkpoints import no_checkpoint, run_in_daemon_thread
 from det_core.master.store import change, checkpoints, experiments, models, trials, validations
 from det_core.storage import Store, event_files_of_experiment, open_store
 
@@ -217,7 +217,7 @@ async def _delete_logs(service: ServiceState, experiment_id: int) -> list[str]:
     """Delete the logs of an experiment's trials; return what failed."""
     rows = await service.store.read(lambda session: trials.of_experiment(session, experiment_id))
     try:
-        await _logs.delete_logs(service, {row.task_id for row in rows})
+        await run_in_daemon_thread(delete_folders, service.settings.allocations, {row.task_id for row in rows})
     except OSError as e:
         return [f"logs could not be deleted: {e}"]
     return []

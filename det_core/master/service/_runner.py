@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from det_core import _clock
 from det_core.master._errors import is_content_error
 from det_core.master.engines import Cause, Ended, ExitReport, Moved, Ticket
-from det_core.master.service import _allocations, _exits, _retention, _tickets, _unrecorded
+from det_core.master.service import _allocations, _checkpoints, _retention, _tickets, _trials
 from det_core.master.store import checkpoints
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Runner:
             LOG.error("allocation %s could not be started: %s", ticket.allocation_id, e, exc_info=e)
             detail = f"it could not be started: {type(e).__name__}: {e}"
             report = ExitReport(None, None, Cause.NOT_STARTED, detail, time=_clock.now())
-            service.actor.post(lambda tx: _exits.ended(service, tx, ticket.allocation_id, report))
+            service.actor.post(lambda tx: _trials.ended(service, tx, ticket.allocation_id, report))
 
     async def _listen(self) -> None:
         async for event in self._service.engine.events():
@@ -144,9 +144,9 @@ class Runner:
         saved = False
         while True:
             try:
-                doubt = await _unrecorded.make_up(service, event.allocation_id)
+                doubt = await _checkpoints.make_up(service, event.allocation_id)
                 if doubt is not None:
-                    await _unrecorded.look(service, doubt)
+                    await _checkpoints.look_for(service, doubt)
                 saved = event.exit.cause is Cause.TIME and await self._has_saved(event.allocation_id)
                 break
             except Exception as e:
@@ -155,7 +155,7 @@ class Runner:
                     break
                 LOG.warning("allocation %s: cannot look for its checkpoints, retrying: %s", event.allocation_id, e)
                 await asyncio.sleep(RETRY_INTERVAL)
-        service.actor.post(lambda tx: _exits.ended(service, tx, event.allocation_id, event.exit, saved=saved))
+        service.actor.post(lambda tx: _trials.ended(service, tx, event.allocation_id, event.exit, saved=saved))
 
     async def _has_saved(self, allocation_id: str) -> bool:
         """Return whether an allocation saved a checkpoint."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from det_core.master._errors import Stopping
 from det_core.master.scheduler import State
-from det_core.master.service import _ending, _facts, _trials
+from det_core.master.service import _facts, _steering, _trials
 from det_core.master.service._search_workers import SearchDied, SearchFailed, SearchWorker
 from det_core.master.store import searcher_events
 from det_core.search import Close, Create, Shutdown, Stop, TrainTo, TrialCreated, event_from_dict
@@ -34,7 +34,7 @@ def settle(service: ServiceState, tx: Transaction) -> None:
     while service.live.touched:
         experiment = service.live.touched.pop(min(service.live.touched))
         if experiment.broken is not None and experiment.alive:
-            _ending.fail(service, tx, experiment, experiment.broken)
+            _steering.fail(service, tx, experiment, experiment.broken)
         while experiment.pending:
             event = experiment.pending.popleft()
             search = experiment.search
@@ -44,7 +44,7 @@ def settle(service: ServiceState, tx: Transaction) -> None:
                 _put_off(tx, experiment, search, event)
             else:
                 _tell(service, tx, experiment, search, event)
-        _ending.finish(service, tx, experiment)
+        _steering.finish(service, tx, experiment)
 
 
 def _tell(service: ServiceState, tx: Transaction, experiment: LiveExperiment, search: Search, event: Event) -> None:
@@ -53,7 +53,7 @@ def _tell(service: ServiceState, tx: Transaction, experiment: LiveExperiment, se
         actions = search.handle(event)
     except Exception as e:
         LOG.warning("experiment %d: its search failed at %r: %s", experiment.id, event, e)
-        _ending.fail(service, tx, experiment, f"its search failed at {event!r}: {type(e).__name__}: {e}")
+        _steering.fail(service, tx, experiment, f"its search failed at {event!r}: {type(e).__name__}: {e}")
         return
     experiment.events += 1
     tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
@@ -170,7 +170,7 @@ def _failed(
     if event is not None:
         text = f"its search failed at {event!r}: {error}"
     LOG.warning("experiment %d: %s", experiment_id, text)
-    _ending.fail(service, tx, experiment, text)
+    _steering.fail(service, tx, experiment, text)
 
 
 def _carry_out(service: ServiceState, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:
@@ -181,7 +181,9 @@ def _carry_out(service: ServiceState, tx: Transaction, experiment: LiveExperimen
         return
     if isinstance(action, Shutdown):
         state = State.STOPPING_ERROR if action.failure else State.STOPPING_COMPLETED
-        _ending.stop(service, tx, experiment, State.STOPPING_CANCELED if action.cancel else state, "its search is over")
+        _steering.stop(
+            service, tx, experiment, State.STOPPING_CANCELED if action.cancel else state, "its search is over"
+        )
         return
     trial: LiveTrial | None = experiment.trials.get(getattr(action, "request_id", ""))
     if trial is None:

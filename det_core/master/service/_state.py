@@ -13,10 +13,10 @@ from det_core.master.service._subscriptions import Subscriptions
 if TYPE_CHECKING:
     from det_core.master._options import Options
     from det_core.master.engines import Engine
+    from det_core.master.service._access import TokenView
     from det_core.master.service._actor import Actor
     from det_core.master.service._runner import Runner
     from det_core.master.service._search_workers import SearchWorker
-    from det_core.master.service._views import TokenView
     from det_core.master.store import Store
 
 

@@ -1,4 +1,4 @@
-"""Tickets: the orders to run allocations, and the claims of those who run them.
+"""Tickets: the orders to run allocations, and what those who run them ask and hand over.
 
 The code of a ticket lets one runner a node have the credentials of the allocation there. Codes and credentials are kept
 as digests, with the allocation, so that a claim outlives the master and cannot be made twice.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from det_core._standalone.files import write_atomic
 from det_core.config import entrypoint_command
 from det_core.master._errors import Conflict, Fenced, Forbidden, NotFound
 from det_core.master.engines import AllocationFolder, Claim, Copy, Ticket
+from det_core.master.service import _reports
 from det_core.master.service._access import hash_secret, live_allocation, read_context
 from det_core.master.store import models
 
@@ -58,33 +60,93 @@ def write_ticket(service: ServiceState, allocation: LiveAllocation, code: str) -
     )
 
 
-async def claim(service: ServiceState, allocation_id: str, node: int, code: str, runner: str) -> Claim:
-    """Give the credentials of an allocation to whoever runs it on a node.
+class EventListener:
+    """Receiver of an engine's requests: claims, contexts, files and journals.
 
-    Raises:
-        Fenced: If it has ended, or is to end.
-        Forbidden: If the code is not its own, or it has no such node.
-        Conflict: If another runner has claimed the node.
+    Args:
+        service: State of the service.
     """
-    granted = Claim(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
 
-    def command(tx: Transaction) -> None:
-        allocation = live_allocation(service, allocation_id)
-        launch = allocation.launch
-        if allocation.kill_time is not None:
-            raise Fenced(f"allocation {allocation_id} is to end")
-        if not hmac.compare_digest(launch.code, hash_secret(code)) or node not in range(launch.nodes):
-            raise Forbidden(f"allocation {allocation_id}: invalid code for node {node}")
-        if launch.claims.get(node, (runner,))[0] != runner:
-            raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
-        launch.claims[node] = (runner, hash_secret(granted.token))
-        trial = allocation.trial
-        token = hash_secret(granted.session_token)
-        tx.write(_record_claim, allocation_id, launch.facts(), token, trial.id, trial.experiment.id)
-        tx.publish(("trial", trial.id))
+    def __init__(self, service: ServiceState) -> None:
+        self._service = service
 
-    await service.actor.do(command)
-    return granted
+    async def claim(self, allocation_id: str, node: int, code: str, runner: str) -> Claim:
+        """Give the credentials of an allocation to whoever runs it on a node.
+
+        Raises:
+            Fenced: If it has ended, or is to end.
+            Forbidden: If the code is not its own, or it has no such node.
+            Conflict: If another runner has claimed the node.
+        """
+        granted = Claim(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+
+        def command(tx: Transaction) -> None:
+            allocation = live_allocation(self._service, allocation_id)
+            launch = allocation.launch
+            if allocation.kill_time is not None:
+                raise Fenced(f"allocation {allocation_id} is to end")
+            if not hmac.compare_digest(launch.code, hash_secret(code)) or node not in range(launch.nodes):
+                raise Forbidden(f"allocation {allocation_id}: invalid code for node {node}")
+            if launch.claims.get(node, (runner,))[0] != runner:
+                raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
+            launch.claims[node] = (runner, hash_secret(granted.token))
+            trial = allocation.trial
+            token = hash_secret(granted.session_token)
+            tx.write(_record_claim, allocation_id, launch.facts(), token, trial.id, trial.experiment.id)
+            tx.publish(("trial", trial.id))
+
+        await self._service.actor.do(command)
+        return granted
+
+    async def deliver(
+        self,
+        allocation_id: str,
+        node: int,
+        token: str,
+        name: str,
+        data: bytes,
+        *,
+        offset: int = 0,
+        digest: str | None = None,
+    ) -> int:
+        """Take a piece of a file from the runner of a node; see :meth:`~det_core.master.engines.Copy.take`.
+
+        Raises:
+            Fenced: If the allocation has ended.
+            Forbidden: If the token is not the runner's.
+        """
+        _, expected = live_allocation(self._service, allocation_id).launch.claims.get(node, ("", ""))
+        if not hmac.compare_digest(expected, hash_secret(token)):
+            raise Forbidden(f"allocation {allocation_id}: not the token of the runner of node {node}")
+        copy = Copy(AllocationFolder(self._service.settings.home / "master" / "allocations" / allocation_id), node)
+        return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
+
+    async def open_context(self, digest: str) -> IO[bytes]:
+        """Open a context archive as a file, which is written when it is first wanted.
+
+        Raises:
+            NotFound: If none has this digest.
+        """
+        path = self._service.settings.home / "master" / "contexts" / f"{digest}.tgz"
+        async with self._service.writing:  # several allocations may want it at once
+            if not path.exists():
+                content = await read_context(self._service, digest)
+                if content is None:
+                    raise NotFound(f"context {digest} not found")
+                await asyncio.to_thread(_write_file, path, content)
+        return open(path, "rb")
+
+    async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
+        """Take what a dead process left in its journal."""
+        allocation = self._service.live.allocations.get(allocation_id)
+        if allocation is not None:
+            await _reports.left_behind(self._service, allocation, rank, records, restart)
+
+    async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
+        """Take what a process that lives has reported while no master was there."""
+        allocation = self._service.live.allocations.get(allocation_id)
+        if allocation is not None:
+            await _reports.journal(self._service, allocation.trial.id, allocation.run_id, rank, records, restart)
 
 
 def _record_claim(
@@ -102,46 +164,6 @@ def _record_claim(
             experiment_id=experiment_id,
         )
     )
-
-
-async def deliver(
-    service: ServiceState,
-    allocation_id: str,
-    node: int,
-    token: str,
-    name: str,
-    data: bytes,
-    *,
-    offset: int = 0,
-    digest: str | None = None,
-) -> int:
-    """Take a piece of a file from the runner of a node; see :meth:`~det_core.master.engines.Copy.take`.
-
-    Raises:
-        Fenced: If the allocation has ended.
-        Forbidden: If the token is not the runner's.
-    """
-    _, expected = live_allocation(service, allocation_id).launch.claims.get(node, ("", ""))
-    if not hmac.compare_digest(expected, hash_secret(token)):
-        raise Forbidden(f"allocation {allocation_id}: not the token of the runner of node {node}")
-    copy = Copy(AllocationFolder(service.settings.home / "master" / "allocations" / allocation_id), node)
-    return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
-
-
-async def open_context(service: ServiceState, digest: str) -> IO[bytes]:
-    """Open a context archive as a file, which is written when it is first wanted.
-
-    Raises:
-        NotFound: If none has this digest.
-    """
-    path = service.settings.home / "master" / "contexts" / f"{digest}.tgz"
-    async with service.writing:  # several allocations may want it at once
-        if not path.exists():
-            content = await read_context(service, digest)
-            if content is None:
-                raise NotFound(f"context {digest} not found")
-            await asyncio.to_thread(_write_file, path, content)
-    return open(path, "rb")
 
 
 def _write_file(path: Path, content: bytes) -> None:

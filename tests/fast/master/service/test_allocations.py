@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Fenced, NotFound
-from det_core.master.service import _access, _operations, _preemption, _queries, _steering
+from det_core.master.service import _access, _allocations, _operations, _queries, _steering
 from det_core.master.service._create import add_context
-from det_core.master.service._tickets import open_context
+from det_core.master.service._tickets import EventListener
 from support.mastered import Bench, bench, deaf, train, trials_of
 from support.scripted_trials import Trial
 
@@ -38,40 +38,40 @@ async def one(b: Bench) -> str:
 async def test_the_word_to_stop_wakes_every_poll_at_once_and_stays_said(tmp_path: Path) -> None:
     async with bench(tmp_path, deaf) as b:
         allocation = await one(b)
-        assert await _preemption.poll(b.service, allocation, 0) is False
-        assert await _preemption.poll(b.service, allocation, 0.01) is False
-        polls = [asyncio.create_task(_preemption.poll(b.service, allocation, 60)) for _ in range(1000)]
+        assert await _allocations.poll(b.service, allocation, 0) is False
+        assert await _allocations.poll(b.service, allocation, 0.01) is False
+        polls = [asyncio.create_task(_allocations.poll(b.service, allocation, 60)) for _ in range(1000)]
         await asyncio.sleep(0)
         before = time.process_time()
         await asyncio.sleep(0.5)
         assert time.process_time() - before < 0.25, "polls that wait cost nothing"
         await _steering.pause(b.service, 1)
         assert await asyncio.wait_for(asyncio.gather(*polls), 5) == [True] * 1000
-        assert await _preemption.poll(b.service, allocation, 0) is True
+        assert await _allocations.poll(b.service, allocation, 0) is True
 
 
 async def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_preemption, "UNKNOWN_PAUSE", 0.05)
+    monkeypatch.setattr(_allocations, "UNKNOWN_PAUSE", 0.05)
     async with bench(tmp_path, deaf) as b:
         allocation = await one(b)
-        poll = asyncio.create_task(_preemption.poll(b.service, allocation, 60))
+        poll = asyncio.create_task(_allocations.poll(b.service, allocation, 60))
         await asyncio.sleep(0.05)
         await _steering.kill(b.service, 1)
         assert await poll is True
         await b.ended(1)
-        assert await _preemption.poll(b.service, allocation, 60) is False
+        assert await _allocations.poll(b.service, allocation, 60) is False
         with pytest.raises(Fenced):
-            await _preemption.rendezvous(b.service, allocation)
+            await _allocations.rendezvous(b.service, allocation)
         before = time.monotonic()
         with pytest.raises(NotFound):
-            await _preemption.poll(b.service, "1.nobody.1", 60)
+            await _allocations.poll(b.service, "1.nobody.1", 60)
         assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
 
 
 async def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
     async with bench(tmp_path, deaf, slots=2) as b:
         allocation = await one(b)
-        assert await _preemption.rendezvous(b.service, allocation) == {
+        assert await _allocations.rendezvous(b.service, allocation) == {
             "addresses": ["127.0.0.1"],
             "rank": 0,
             "slots": [1],
@@ -81,7 +81,7 @@ async def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
 async def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
     async with bench(tmp_path, obedient) as b:
         allocation = await one(b)
-        await _preemption.pending(b.service, allocation)
+        await _allocations.pending(b.service, allocation)
         assert await b.ended(1) == "COMPLETED"
         (trial,) = await trials_of(b.service, 1)
         assert (trial.trial_run_id, trial.restarts) == (2, 0)
@@ -115,7 +115,7 @@ async def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_pa
         await _steering.pause(b.service, number)
         await asyncio.sleep(0.05)
         await dies(b)
-        assert await _preemption.poll(b.service, allocation, 60) is True
+        assert await _allocations.poll(b.service, allocation, 60) is True
         await b.until(lambda: b.engine.graces[allocation] < 50)
         assert 40 < b.engine.graces[allocation] < 50
         assert (await _queries.experiment(b.service, number)).state == "PAUSED"
@@ -176,7 +176,7 @@ async def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -
     async with bench(tmp_path, deaf) as b:
         content = bytes(1_000_000)
         digest = await b.store.write(lambda conn: add_context(conn, content))
-        files = await asyncio.gather(*(open_context(b.service, digest) for _ in range(20)))
+        files = await asyncio.gather(*(EventListener(b.service).open_context(digest) for _ in range(20)))
         for file in files:
             with file:
                 assert file.read() == content

@@ -14,7 +14,7 @@ import pytest
 from det_core import storage
 from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
-from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _searches, _steering
+from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _steering
 from det_core.master.service._retention import due
 from support.mastered import bench, checkpoints_of, config_of, experiments_of, train, trials_of
 from support.scripted_trials import Script, Trial
@@ -315,8 +315,8 @@ async def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         assert [e.id for e in await experiments_of(s, archived=True, labels=["b"], name="ne")] == [number]
         await _steering.unarchive(s, number)
         assert await experiments_of(s, archived=True) == []
-        assert await _searches.context(s, number) == b""
-        state = await _searches.state(s, number)
+        assert await _queries.context(s, number) == b""
+        state = await _queries.search(s, number)
         assert (state.progress, state.trials_requested, state.trials_closed) == (1.0, 1, 1)
 
 

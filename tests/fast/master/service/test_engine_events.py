@@ -45,7 +45,7 @@ async def test_moves_are_shown_and_kept_over_the_death_of_the_master(tmp_path: P
         assert known == [{ticket.allocation_id: "job 7"}]
         for node in range(2):
             await state(b, "STARTING")
-            await _tickets.claim(b.service, ticket.allocation_id, node, ticket.code, f"runner {node}")
+            await _tickets.EventListener(b.service).claim(ticket.allocation_id, node, ticket.code, f"runner {node}")
         await state(b, "RUNNING")
 
 

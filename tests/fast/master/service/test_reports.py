@@ -13,10 +13,10 @@ import pytest
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import LogLine
 from det_core.master.service import (
+    _allocations,
     _checkpoints,
     _logs,
     _operations,
-    _preemption,
     _queries,
     _reports,
     _steering,
@@ -57,7 +57,7 @@ async def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path
         assert (await _operations.current(s, number))["completed"]
         kept = await b.record(trial.spec.experiment_id)
         assert [e["kind"] for e, _ in kept["events"]].count("completed") == 1
-        assert await _preemption.poll(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
+        assert await _allocations.poll(s, trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
 
 
 async def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from det_core.master.service import _create, _queries, _searches
+from det_core.master.service import _create, _queries
 from support.mastered import bench, config_of, train, trials_of
 
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -108,7 +108,7 @@ async def test_a_method_of_the_users_own(tmp_path: Path, how: str) -> None:
         assert await b.ended(number) == "COMPLETED"
         (trial,) = await trials_of(b.service, number)
         assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
-        assert await _searches.context(b.service, number)
+        assert await _queries.context(b.service, number)
 
 
 async def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) -> None:
@@ -135,5 +135,5 @@ async def test_a_search_is_recovered_from_its_record(tmp_path: Path) -> None:
             await b.revive()
         assert await b.ended(number) == "COMPLETED"
         await b.check_replay(number)
-        state = await _searches.state(b.service, number)
+        state = await _queries.search(b.service, number)
         assert [len(r["entries"]) for r in state.rungs[0]["rungs"]] == [9, 3, 1]

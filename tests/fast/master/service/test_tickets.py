@@ -33,7 +33,7 @@ async def held(b: Bench, pool: Pool, **config: Any) -> Ticket:
 
 
 def claim(b: Bench, ticket: Ticket, node: int = 0, runner: str = "a", code: str = "") -> Any:
-    return _tickets.claim(b.service, ticket.allocation_id, node, code or ticket.code, runner)
+    return _tickets.EventListener(b.service).claim(ticket.allocation_id, node, code or ticket.code, runner)
 
 
 async def state(b: Bench) -> str:
@@ -78,7 +78,7 @@ async def test_token_of_a_runner_is_not_the_scripts(tmp_path: Path) -> None:
     async with bench(tmp_path, train) as b:
         ticket = await held(b, Pool(1))
         granted = await claim(b, ticket)
-        deliver = partial(_tickets.deliver, b.service, ticket.allocation_id)
+        deliver = partial(_tickets.EventListener(b.service).deliver, ticket.allocation_id)
         assert await deliver(0, granted.token, "log/0.supervisor.0", b"line\n") == 5
         for node, token in ((0, granted.session_token), (1, granted.token), (1, ""), (0, "")):
             with pytest.raises(Forbidden):

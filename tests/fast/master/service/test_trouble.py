@@ -15,10 +15,10 @@ from det_core.errors import StoreError
 from det_core.master._errors import MasterError, NotFound, Stopping
 from det_core.master.service import (
     _actor,
+    _allocations,
     _checkpoints,
     _create,
     _lifecycle,
-    _preemption,
     _queries,
     _retention,
     _steering,
@@ -174,7 +174,7 @@ async def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
     async with bench(tmp_path, script) as b:
         number = await b.create(SINGLE)
         await b.until(lambda: b.engine.running)
-        poll = asyncio.create_task(_preemption.poll(b.service, b.engine.running[0], 60))
+        poll = asyncio.create_task(_allocations.poll(b.service, b.engine.running[0], 60))
         waiter = asyncio.create_task(_queries.wait(b.service, number, 60))
         await asyncio.sleep(0.05)
         await _lifecycle.stop(b.service)

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from det_core.master.service import _checkpoints, _create, _retention
 from det_core.master.service._access import hash_secret
-from det_core.master.service._exits import revoke_tokens
+from det_core.master.service._trials import revoke_tokens
 from det_core.master.store import (
     change,
     experiments,
