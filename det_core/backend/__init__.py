@@ -1,4 +1,4 @@
-"""The seam between a script and what answers its requests; :mod:`det_core.backend.rest` is for runs under a master."""
+"""The seam between a script and what answers its requests: the run's own journals, or a master."""
 
 from det_core.backend._backend import Backend, LocalBackend
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ logger = logging.getLogger("det_core")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-class Backend:
+class Backend(ABC):
     """Answers the requests of a script.
 
     Reports (metrics, progress, status) go to the journal and need no answer. A request is journaled first, then sent
@@ -21,9 +22,9 @@ class Backend:
     A subclass inherits the methods without a result, which do nothing: the journal has what they were called with.
     """
 
+    @abstractmethod
     def next_operation(self) -> int | None:
         """Return the absolute length to train to next, in the searcher's units; None if there is nothing (more)."""
-        raise NotImplementedError
 
     def complete_operation(self, length: int, searcher_metric: Any) -> None:
         """Complete the operation of ``length``. A second call changes nothing."""
@@ -34,36 +35,36 @@ class Backend:
     def acknowledge_preemption(self) -> None:
         """Acknowledge that this process exits, unfinished, because of a request to stop. Any rank may call it."""
 
+    @abstractmethod
     def preempted(self, timeout: float) -> bool:
         """Return whether this process is asked to stop; wait up to ``timeout`` seconds. Any rank may call it.
 
         Raises:
             MasterError: If the master does not answer, or :meth:`stop_waiting` was called.
         """
-        raise NotImplementedError
 
     def stop_waiting(self) -> None:
         """Cancel a call of :meth:`preempted` in progress."""
 
+    @abstractmethod
     def best_validation(self) -> float | None:
         """Return the best searcher metric reported so far in the whole experiment. Any rank may call it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last_validation(self) -> int | None:
         """Return the last step of which a validation was reported, or None. Any rank may call it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def last_validation_metrics(self) -> Mapping[str, Any]:
         """Return the metrics of the last validation that was reported; empty if none was."""
-        raise NotImplementedError
 
+    @abstractmethod
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the run's metadata; return what is now set. Any rank may call it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get_metadata(self) -> dict[str, Any]:
         """Return the run's metadata. Any rank may call it."""
-        raise NotImplementedError
 
     def register_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Register a complete checkpoint by its journaled record. A second call changes nothing."""
@@ -76,9 +77,9 @@ class Backend:
             remaining: Path to size of the files that are left.
         """
 
+    @abstractmethod
     def checkpoint_metadata(self, storage_id: str) -> dict[str, Any] | None:
         """Return metadata that replaces that of the store, or None. Any rank may call it."""
-        raise NotImplementedError
 
     def early_exit(self, reason: str) -> None:
         """Announce an early end of this trial: ``INVALID_HP`` or ``USER_REQUESTED_STOP``. Any rank may call it."""
@@ -133,15 +134,12 @@ class LocalBackend(Backend):
         return length
 
     def complete_operation(self, length: int, searcher_metric: Any) -> None:
-        """Keep the length that was reached."""
         self._completed = max(length, self._completed or 0)
 
     def preempted(self, timeout: float) -> bool:
-        """Return False: signals preempt bare runs."""
-        return False
+        return False  # signals preempt bare runs
 
     def best_validation(self) -> float | None:
-        """Return the best value among the run's rows that no later restart has superseded."""
         run = self._run()
         if self._searcher_metric is None:
             metrics = [r["searcher_metric"] for r in run.records("operation")]
@@ -154,31 +152,25 @@ class LocalBackend(Backend):
         return best_of(values)
 
     def last_validation(self) -> int | None:
-        """Return the last step among the run's rows that no later restart has superseded."""
         steps = (row.steps_completed for row in self._run().iter_rows("validation"))
         return max((step for step in steps if step is not None), default=None)
 
     def last_validation_metrics(self) -> Mapping[str, Any]:
-        """Return the metrics of the last row that no later restart has superseded."""
         _, row = self._run().count_and_last("validation")
         if row is None:
             return {}
         return row.metrics
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the metadata, which the journal has already."""
-        return dict(metadata)
+        return dict(metadata)  # the journal has it already
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return the metadata that was set last, by any rank in any restart."""
         return dict(self._run().metadata)
 
     def checkpoint_metadata(self, storage_id: str) -> dict[str, Any] | None:
-        """Return None: the store has all metadata."""
-        return None
+        return None  # the store has all metadata
 
     def alert(self, title: str, description: str, level: str) -> None:
-        """Log the alert."""
         logger.log(_LEVELS[level], "%s", ": ".join(filter(None, [title, description])))
 
     def _run(self) -> RunRecord:

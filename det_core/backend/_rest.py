@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 from det_core import _clock
-from det_core.backend import _bodies as bodies
+from det_core._length import split_length
 from det_core.backend._backend import Backend
-from det_core.backend._operations import Master, Operations
+from det_core.backend._master import MasterInfo, resource_sizes
 from det_core.backend._shipper import Shipper
 from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
 from det_core.protocol import MasterSession
@@ -36,7 +36,6 @@ class Task:
         task_id: ID of the trial as a task.
         allocation_id: ID of this run as an allocation; None for an unmanaged one.
         searcher: Section ``searcher`` of the experiment's configuration.
-        latest_checkpoint: Storage ID of the checkpoint that the master handed over.
         max_length: Length that the script has set; that of the configuration comes first.
     """
 
@@ -46,7 +45,6 @@ class Task:
     task_id: str
     allocation_id: str | None
     searcher: Mapping[str, Any]
-    latest_checkpoint: str | None = None
     max_length: int | Mapping[str, int] | None = None
 
 
@@ -55,24 +53,24 @@ class RestBackend(Backend):
 
     Args:
         session: Session with the master; closed with this.
-        master: Identity of the master.
+        master: Identity of the master; without a known release, a first request shows whether it gives operations.
         task: Work of this process for it.
         shipper: Sends the reports.
         storage_id: The master's number of the checkpoint storage.
         ship_timeout: Time that :meth:`close` may take to send the last reports, in seconds.
-        heir: Whether another process sends what is left then, so that it is not an error.
+        has_successor: Whether another process sends what is left then, so that it is not an error.
     """
 
     def __init__(
         self,
         session: MasterSession,
-        master: Master,
+        master: MasterInfo,
         task: Task,
         shipper: Shipper,
         *,
         storage_id: int | None = None,
         ship_timeout: float = 120.0,
-        heir: bool = False,
+        has_successor: bool = False,
     ) -> None:
         self._session = session
         # Its long poll must not hold up requests, and is interrupted alone.
@@ -82,23 +80,52 @@ class RestBackend(Backend):
         self._shipper = shipper
         self._storage_id = storage_id
         self._ship_timeout = ship_timeout
-        self._has_heir = heir
-        self._operations = Operations(self._call, master, task.trial_id, task.searcher, task.max_length)
+        self._has_successor = has_successor
+        self._has_operations = master.has_operations
+        self._reached = 0
         self._exit_reason: str | None = None
         self._ack_failed = False
         self._is_closed = False
+        self._trial = f"/api/v1/trials/{task.trial_id}"
+        self._signals = f"/api/v1/allocations/{task.allocation_id}/signals"
+        self._metadata = f"/api/v1/runs/{task.trial_id}/metadata"
 
     def next_operation(self) -> int | None:
-        """Return the searcher's operation, or the one of the configured length."""
-        return self._operations.next()
+        """Return the length of the searcher's operation; from a master that gives none, that of the configuration.
+
+        Raises:
+            ValueError: If the configuration must have a length, and has none.
+        """
+        if self._has_operations is not False:
+            route = f"{self._trial}/searcher/operation"
+            try:
+                answer = self._call("GET", route)
+            except MasterError as e:
+                # Without operations: an old search without max_length, or a master that has none at all.
+                is_known = self._has_operations and self._task.searcher.get("max_length") is not None
+                if e.status not in (404, 501) or is_known:
+                    raise
+                self._has_operations = False
+            else:
+                self._has_operations = True
+                length = ((answer.get("op") or {}).get("validateAfter") or {}).get("length")
+                if length is None:
+                    raise MasterError(f"the master's answer to GET {route} holds no operation: {answer}")
+                return None if answer.get("completed") else int(length)
+        configured = self._configured_length()
+        if self._reached >= configured:
+            return None
+        return configured
 
     def complete_operation(self, length: int, searcher_metric: Any) -> None:
-        """Complete the searcher's operation."""
-        self._operations.complete(length, searcher_metric)
+        self._reached = max(length, self._reached)
+        if self._has_operations is not False:
+            body = {"op": {"length": length}, "searcherMetric": searcher_metric}
+            self._post_once(f"{self._trial}/searcher/completed_operation", body)
 
     def acknowledge_out_of_operations(self) -> None:
         """Acknowledge that this exit is on purpose, where the searcher may have more work later."""
-        if self._operations.given_by_searcher:
+        if self._has_operations:
             self.acknowledge_preemption()
 
     def acknowledge_preemption(self) -> None:
@@ -118,7 +145,7 @@ class RestBackend(Backend):
         start = _clock.monotonic()
         answer = self._poll_session.call(
             "GET",
-            f"{self._allocation}/signals/preemption",
+            f"{self._signals}/preemption",
             params={"timeout_seconds": int(timeout)},
             timeout=0.0,
             idle_timeout=timeout + POLL_MARGIN,
@@ -131,11 +158,9 @@ class RestBackend(Backend):
         return False
 
     def stop_waiting(self) -> None:
-        """Interrupt the poll in progress."""
         self._poll_session.interrupt()
 
     def best_validation(self) -> float | None:
-        """Return the experiment's best searcher metric at the master."""
         route = f"/api/v1/experiments/{self._task.experiment_id}/searcher/best_searcher_validation_metric"
         try:
             metric = self._call("GET", route).get("metric")
@@ -144,54 +169,53 @@ class RestBackend(Backend):
         return None if metric is None else float(metric)
 
     def last_validation(self) -> int | None:
-        """Return the step of the trial's last validation at the master."""
         steps = self._latest_validation().get("totalBatches")
         return None if steps is None else int(steps)
 
     def last_validation_metrics(self) -> Mapping[str, Any]:
-        """Return the metrics of the trial's last validation at the master."""
         metrics = self._latest_validation().get("metrics") or {}
         return dict(metrics.get("avgMetrics") or {})
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the run's metadata at the master."""
         body = {"metadata": dict(metadata), "runId": self._task.trial_id}
-        return dict(self._call("POST", self._metadata_route, body).get("metadata") or {})
+        return dict(self._call("POST", self._metadata, body).get("metadata") or {})
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return the run's metadata at the master."""
-        return dict(self._call("GET", self._metadata_route).get("metadata") or {})
+        return dict(self._call("GET", self._metadata).get("metadata") or {})
 
     def register_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Register a checkpoint with the sizes of its files."""
-        task = self._task
-        body = bodies.checkpoint(
-            checkpoint, task_id=task.task_id, allocation_id=task.allocation_id, storage_id=self._storage_id
-        )
-        try:
-            self._call("POST", "/api/v1/checkpoints", body)
-        except MasterError as e:
-            # A repeat is refused: what counts is whether the first attempt, whose answer was lost, has registered it.
-            if not (e.status and e.maybe_applied) or self._checkpoint(checkpoint["storage_id"]) is None:
-                raise
+        body = {
+            "uuid": checkpoint["storage_id"],
+            "taskId": self._task.task_id,
+            "allocationId": self._task.allocation_id,
+            "storageId": self._storage_id,
+            "metadata": dict(checkpoint["metadata"]),
+            "resources": resource_sizes(checkpoint["resources"]),
+            "state": "STATE_COMPLETED",
+            "training": {},
+            "reportTime": checkpoint["time"],
+        }
+        self._post_once("/api/v1/checkpoints", body)
 
     def checkpoint_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         """Report the files that are left, unless the master does not know the checkpoint."""
+        left = {"uuid": storage_id, "resources": {"resources": resource_sizes(remaining)}}
         try:
-            self._call("PATCH", "/api/v1/checkpoints", bodies.remains(storage_id, remaining))
+            self._call("PATCH", "/api/v1/checkpoints", {"checkpoints": [left]})
         except UnknownToMaster:
             logger.info("the master does not know checkpoint %s, which was deleted", storage_id)
 
     def checkpoint_metadata(self, storage_id: str) -> dict[str, Any] | None:
         """Return the checkpoint's metadata at the master, which may have been edited, or None if it has none."""
         try:
-            checkpoint = self._checkpoint(storage_id)
+            answer = self._session.call("GET", f"/api/v1/checkpoints/{quote(storage_id, safe='')}")
+        except UnknownToMaster:
+            return None
         except MasterError as e:
             logger.warning("the metadata of checkpoint %s is read from its store: %s", storage_id, e)
             return None
-        if checkpoint is None:
-            return None
-        return dict(checkpoint.get("metadata") or {})
+        checkpoint = answer.get("checkpoint")
+        return dict(checkpoint.get("metadata") or {}) if checkpoint else None
 
     def early_exit(self, reason: str) -> None:
         """Keep the reason until :meth:`close`."""
@@ -199,7 +223,6 @@ class RestBackend(Backend):
         self._exit_reason = reason
 
     def alert(self, title: str, description: str, level: str) -> None:
-        """Send the alert to the master."""
         data = {"title": title, "description": description, "level": f"LOG_LEVEL_{level.upper()}"}
         ids = {"experimentId": self._task.experiment_id, "trialId": self._task.trial_id}
         self._call("POST", "/api/v1/webhooks/custom", {"data": data, **ids})
@@ -215,46 +238,49 @@ class RestBackend(Backend):
             self._shipper.close(self._ship_timeout)
             if self._ack_failed:
                 self._acknowledge(self._ship_timeout)
-            self._report_early_exit()
+            if self._exit_reason == "INVALID_HP" and not self._master.is_det_core:
+                body = {"reason": f"EXITED_REASON_{self._exit_reason}"}
+                self._session.call("POST", f"{self._trial}/early_exit", body, timeout=self._ship_timeout)
         except ReportsNotShipped as e:
             # With a status the master has refused them, and refuses them from others, too.
-            if not self._has_heir or e.status:
+            if not self._has_successor or e.status:
                 raise
             logger.warning("%s. Whoever started this process brings them there", e)
         finally:
             self._session.close()
 
+    def _configured_length(self) -> int:
+        length = self._task.searcher.get("max_length")
+        if length is None:
+            length = self._task.max_length
+        if length is None and self._master.is_det_core:
+            return 1  # as in a bare run
+        length, _ = split_length(length)
+        if isinstance(length, bool) or not isinstance(length, int):  # True is an int
+            raise ValueError(
+                "searcher.max_length is not in the experiment's configuration, and this master gives no operations: "
+                "pass core.init(max_length=…), or set searcher.max_length"
+            )
+        return length
+
     def _latest_validation(self) -> dict[str, Any]:
-        trial = self._call("GET", f"/api/v1/trials/{self._task.trial_id}").get("trial") or {}
+        trial = self._call("GET", self._trial).get("trial") or {}
         return dict(trial.get("latestValidation") or {})
 
     def _acknowledge(self, timeout: float) -> None:
-        self._session.call("POST", f"{self._allocation}/signals/ack_preemption", timeout=timeout)
+        self._session.call("POST", f"{self._signals}/ack_preemption", timeout=timeout)
 
-    def _report_early_exit(self) -> None:
-        if self._exit_reason == "INVALID_HP" and not self._master.ours:
-            body = {"reason": f"EXITED_REASON_{self._exit_reason}"}
-            route = f"/api/v1/trials/{self._task.trial_id}/early_exit"
-            self._session.call("POST", route, body, timeout=self._ship_timeout)
-
-    def _checkpoint(self, storage_id: str) -> dict[str, Any] | None:
+    def _post_once(self, route: str, body: Any) -> None:
+        """Post what a Determined master refuses to take twice: its refusal of a repeat is the first one's answer."""
         try:
-            answer = self._session.call("GET", f"/api/v1/checkpoints/{quote(storage_id, safe='')}")
-        except UnknownToMaster:
-            return None
-        return answer.get("checkpoint") or None
+            self._call("POST", route, body)
+        except MasterError as e:
+            if not (e.maybe_applied and e.status in (409, 500)):
+                raise
 
-    def _call(self, method: str, route: str, body: Any = None, **options: Any) -> dict[str, Any]:
+    def _call(self, method: str, route: str, body: Any = None) -> dict[str, Any]:
         """Send a request once the earlier reports are acknowledged."""
         # Else the answer could be older than what the script has reported.
         self._shipper.drain(self._session.timeout)
-        answer = self._session.call(method, route, body, **options)
+        answer = self._session.call(method, route, body)
         return answer if isinstance(answer, dict) else {}
-
-    @property
-    def _allocation(self) -> str:
-        return f"/api/v1/allocations/{self._task.allocation_id}"
-
-    @property
-    def _metadata_route(self) -> str:
-        return f"/api/v1/runs/{self._task.trial_id}/metadata"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from det_core import _clock
 from det_core._json import dump
-from det_core.backend import _bodies as bodies
-from det_core.backend._operations import Master
+from det_core.backend._master import MasterInfo, metrics_body, progress_body
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
 from det_core.journal import Cursor, Line
 from det_core.protocol import MasterSession
@@ -37,35 +36,14 @@ class Refusal(NamedTuple):
     error: MasterError
 
 
-class Carrier(Protocol):
-    """Sends records to a master, in order, however long that takes."""
-
-    def carry(self, restart: int, rank: int, lines: Sequence[Line], arrived: OnAcked) -> list[Refusal]:
-        """Send ``lines``.
-
-        Args:
-            restart: Restart of the journal.
-            rank: Rank of the journal.
-            lines: Lines, in order.
-            arrived: Called with those that are acknowledged, as soon as they are.
-
-        Returns:
-            Those that the master has refused for their content.
-
-        Raises:
-            MasterUnreachable: If the session was closed.
-            MasterError: If the master takes nothing more from this process.
-        """
-
-
-class JournalCarrier:
-    """Posts batches to ``/api/v1/journal``, which counts each record once, however often it comes.
+class BatchSender:
+    """Posts batches to ``/api/v1/journal`` of our master, which counts each record once, however often it comes.
 
     Args:
         session: Session with the master.
         trial_id: ID of the trial.
         trial_run_id: Number of its run.
-        patience: Time during which a batch is sent again, in seconds.
+        timeout: Time during which a batch is sent again, in seconds.
         storage_id: The master's number of the storage of the run's checkpoints, if no allocation has chosen it.
     """
 
@@ -75,17 +53,31 @@ class JournalCarrier:
         trial_id: int,
         trial_run_id: int,
         *,
-        patience: float = FOREVER,
+        timeout: float = FOREVER,
         storage_id: int | None = None,
     ) -> None:
         self._session = session
-        self._timeout = patience
+        self._timeout = timeout
         self._head = {"trialId": trial_id, "trialRunId": trial_run_id}
         if storage_id is not None:
             self._head["storageId"] = storage_id
 
-    def carry(self, restart: int, rank: int, lines: Sequence[Line], arrived: OnAcked) -> list[Refusal]:
-        """Post a batch; a refused one in halves, until it is known which record it is."""
+    def send(self, restart: int, rank: int, lines: Sequence[Line], on_acked: OnAcked) -> list[Refusal]:
+        """Send lines of a journal in order; one that is refused is found by halving the batch.
+
+        Args:
+            restart: Restart of the journal.
+            rank: Rank of the journal.
+            lines: Lines, in order.
+            on_acked: Called with those that are acknowledged, as soon as they are.
+
+        Returns:
+            Those that the master has refused for their content.
+
+        Raises:
+            MasterUnreachable: If the session was closed.
+            MasterError: If the master takes nothing more from this process.
+        """
         head = {**self._head, "rank": rank, "restart": restart}
         # The lines are JSON already: to parse and write them again would cost more than all the rest.
         body = dump(head)[:-1] + b',"records":[' + b",".join(line.text for line in lines) + b"]}"
@@ -97,13 +89,13 @@ class JournalCarrier:
             if len(lines) == 1:
                 return [Refusal(lines[0], e)]
             half = len(lines) // 2
-            refusals = self.carry(restart, rank, lines[:half], arrived)
-            return refusals + self.carry(restart, rank, lines[half:], arrived)
-        arrived(lines)
+            refusals = self.send(restart, rank, lines[:half], on_acked)
+            return refusals + self.send(restart, rank, lines[half:], on_acked)
+        on_acked(lines)
         return []
 
 
-class ReportCarrier:
+class ReportSender:
     """Posts report by report to a Determined master, by the routes of the wire contract §5; skips other records.
 
     Such a master refuses a report with batch metrics that it has already, so a refusal of a report that may have
@@ -114,69 +106,53 @@ class ReportCarrier:
         trial_id: ID of the trial.
         trial_run_id: Number of its run.
         master: Identity of the master.
-        patience: Time during which a report is sent again, in seconds.
     """
 
-    def __init__(
-        self,
-        session: MasterSession,
-        trial_id: int,
-        trial_run_id: int,
-        master: Master,
-        *,
-        patience: float = FOREVER,
-    ) -> None:
+    def __init__(self, session: MasterSession, trial_id: int, trial_run_id: int, master: MasterInfo) -> None:
         self._session = session
-        self._timeout = patience
         self._trial_id = trial_id
         self._run_id = trial_run_id
         self._master = master
         self._begun: set[tuple[int, int]] = set()
         """Restart and rank of the journals of which this process has sent a report."""
 
-    def carry(self, restart: int, rank: int, lines: Sequence[Line], arrived: OnAcked) -> list[Refusal]:
-        """Post one report after the other."""
-        senders = {"metrics": self._metrics, "progress": self._progress, "status": self._status}
+    def send(self, restart: int, rank: int, lines: Sequence[Line], on_acked: OnAcked) -> list[Refusal]:
+        """Send lines of a journal, one report after the other; see :meth:`BatchSender.send`."""
         refusals = []
-        skipped: list[Line] = []
         for line in lines:
-            send = senders.get(line.record["kind"])
-            if send is None:
-                skipped.append(line)
-                continue
-            # An earlier process may have sent a journal's first report, and died before that was recorded.
-            may_be_repeat = (restart, rank) not in self._begun
-            self._begun.add((restart, rank))
-            try:
-                send(line.record)
-            except MasterError as e:
-                if _is_final(e):
-                    raise
-                if not (e.status in (409, 500) and (may_be_repeat or e.maybe_applied)):
-                    refusals.append(Refusal(line, e))
-                    continue
-            arrived([*skipped, line])
-            skipped = []
-        if skipped:
-            arrived(skipped)
+            route, body = self._report(line.record)
+            if body is not None:
+                # An earlier process may have sent a journal's first report, and died before that was recorded.
+                may_be_repeat = (restart, rank) not in self._begun
+                self._begun.add((restart, rank))
+                try:
+                    self._post(f"/api/v1/trials/{self._trial_id}/{route}", body)
+                except MasterError as e:
+                    if _is_final(e):
+                        raise
+                    if not (e.status in (409, 500) and (may_be_repeat or e.maybe_applied)):
+                        refusals.append(Refusal(line, e))
+                        continue
+            on_acked([line])
         return refusals
 
-    def _metrics(self, record: dict[str, Any]) -> None:
-        self._call(self._route("metrics"), bodies.metrics(self._trial_id, self._run_id, record))
+    def _report(self, record: dict[str, Any]) -> tuple[str, Any]:
+        """Return the route and the body of a record's report; None as the body if the master takes none."""
+        kind = record["kind"]
+        if kind == "metrics":
+            return "metrics", metrics_body(self._trial_id, self._run_id, record)
+        if kind == "progress":
+            return "progress", progress_body(record["body"], self._master)
+        if kind == "status":
+            return "runner/metadata", {"state": record["body"]["status"]}
+        return "", None
 
-    def _progress(self, record: dict[str, Any]) -> None:
-        body = bodies.progress(record["body"], self._master)
-        if body is not None:
-            self._call(self._route("progress"), body)
-
-    def _status(self, record: dict[str, Any]) -> None:
-        self._call(self._route("runner/metadata"), {"state": record["body"]["status"]})
-
-    def _call(self, route: str, body: Any) -> Any:
+    def _post(self, route: str, body: Any) -> None:
         """Post; a 500, by which a Determined master also refuses, is tried again until it is known to be a refusal."""
         while True:
             try:
-                return self._session.call("POST", route, body, timeout=self._timeout)
+                self._session.call("POST", route, body, timeout=FOREVER)
+                return
             except MasterError as e:
                 if e.status != 500 or self._works():
                     raise
@@ -184,11 +160,8 @@ class ReportCarrier:
     def _works(self) -> bool:
         """Return whether the master works, so that a 500 was about the report; wait until it does."""
         start = _clock.monotonic()
-        self._session.call("GET", f"/api/v1/trials/{self._trial_id}", timeout=self._timeout, retry_server_errors=True)
+        self._session.call("GET", f"/api/v1/trials/{self._trial_id}", timeout=FOREVER, retry_server_errors=True)
         return _clock.monotonic() - start < PROMPT_ANSWER
-
-    def _route(self, name: str) -> str:
-        return f"/api/v1/trials/{self._trial_id}/{name}"
 
 
 def _is_final(error: MasterError) -> bool:
@@ -199,6 +172,15 @@ def _is_final(error: MasterError) -> bool:
     return error.status >= 500 and "run id" in str(error).lower()
 
 
+def send_journal(cursor: Cursor, sender: BatchSender | ReportSender, on_acked: OnAcked) -> Iterator[Refusal]:
+    """Send what is left of a journal; yield the records that the master has refused, after acknowledging them."""
+    while lines := cursor.read():
+        refusals = sender.send(cursor.restart, cursor.rank, lines, on_acked)
+        if refusals:
+            on_acked([refusal.line for refusal in refusals])  # the master would refuse them again
+        yield from refusals
+
+
 class Shipper:
     """Sends the records of one process to a master, in the background, in order, each once.
 
@@ -207,9 +189,9 @@ class Shipper:
 
     Args:
         cursors: Journals to send: that of this process, after those of its predecessors.
-        carrier: Sends them to the master.
-        session: Session of the carrier; interrupted when time is over.
-        settle: Called, with the seconds it may take, before all that is reported so far must be in the files.
+        sender: Sends them to the master.
+        session: Session of the sender; interrupted when time is over.
+        flush: Called, with the seconds it may take, before all that is reported so far must be in the files.
         folder: Directory of the journal, for messages.
         interval: Time between two reads of the journal, in seconds.
     """
@@ -217,17 +199,17 @@ class Shipper:
     def __init__(
         self,
         cursors: Sequence[Cursor],
-        carrier: Carrier,
+        sender: BatchSender | ReportSender,
         session: MasterSession,
         *,
-        settle: Callable[[float], None],
+        flush: Callable[[float], None],
         folder: Path,
         interval: float = POLL_INTERVAL,
     ) -> None:
         self._cursors = list(cursors)
-        self._carrier = carrier
+        self._sender = sender
         self._session = session
-        self._flush = settle
+        self._flush = flush
         self._folder = folder
         self._interval = interval
         self._changed = threading.Condition()
@@ -242,11 +224,11 @@ class Shipper:
         self._thread = threading.Thread(target=self._run, name="det-core-ship", daemon=True)
         self._thread.start()
 
-    def drain(self, patience: float) -> None:
+    def drain(self, timeout: float) -> None:
         """Return when all that was reported before has arrived.
 
         Args:
-            patience: Maximum wait in seconds.
+            timeout: Maximum wait in seconds.
 
         Raises:
             MasterUnreachable: If it has not arrived in that time.
@@ -254,8 +236,8 @@ class Shipper:
                 not raised before.
         """
         self._session.raise_if_forked()
-        deadline = _clock.monotonic() + patience
-        self._flush(patience / 2)  # a value that never comes from its device must leave time for the others
+        deadline = _clock.monotonic() + timeout
+        self._flush(timeout / 2)  # a value that never comes from its device must leave time for the others
         with self._changed:
             self._requested += 1
             number = self._requested
@@ -264,7 +246,7 @@ class Shipper:
                 remaining = deadline - _clock.monotonic()
                 if not self._changed.wait(max(0.0, remaining)) and _clock.monotonic() >= deadline:
                     raise MasterUnreachable(
-                        f"{self._session.url} has not taken the reports in {self._folder} within {patience:.0f} s: "
+                        f"{self._session.url} has not taken the reports in {self._folder} within {timeout:.0f} s: "
                         "look whether the master runs and can be reached from here. The reports are safe"
                     )
             if self._failure is not None:
@@ -274,11 +256,11 @@ class Shipper:
         if refusals:
             raise MasterError(_describe_all(refusals), refusals[0].error.status)
 
-    def close(self, seconds: float) -> None:
+    def close(self, timeout: float) -> None:
         """Send what is left as long as there is time, and end the thread. A second call does nothing.
 
         Args:
-            seconds: Maximum wait.
+            timeout: Maximum wait in seconds.
 
         Raises:
             ReportsNotShipped: If the master did not get or has refused records.
@@ -288,9 +270,9 @@ class Shipper:
         self._is_closed = True
         reason = ""
         try:
-            self.drain(seconds)
+            self.drain(timeout)
         except MasterUnreachable:
-            reason = f"the master did not take them within {seconds:.0f} s"
+            reason = f"the master did not take them within {timeout:.0f} s"
         except MasterError as e:
             reason = str(e)
         finally:
@@ -348,15 +330,10 @@ class Shipper:
 
     def _send_new(self) -> None:
         for cursor in self._cursors:
-            on_acked = partial(self._on_acked, cursor)
-            while lines := cursor.read():
-                refusals = self._carrier.carry(cursor.restart, cursor.rank, lines, on_acked)
-                for refusal in refusals:
-                    logger.warning("the master did not take a report: %s", _describe(refusal))
+            for refusal in send_journal(cursor, self._sender, partial(self._on_acked, cursor)):
+                logger.warning("the master did not take a report: %s", _describe(refusal))
                 with self._changed:
-                    self._refusals += refusals
-                # The master would refuse them again.
-                on_acked([refusal.line for refusal in refusals])
+                    self._refusals.append(refusal)
 
     def _on_acked(self, cursor: Cursor, lines: Sequence[Line]) -> None:
         cursor.advance(lines)

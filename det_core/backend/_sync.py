@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from urllib.parse import quote
 from det_core import _clock
 from det_core._info import canonical_url
 from det_core._standalone.files import write_atomic
-from det_core.backend import _bodies as bodies
-from det_core.backend._operations import Master, about
+from det_core.backend._master import MasterInfo, get_master_info, storage_settings
 from det_core.backend._rest import Task
-from det_core.backend._shipper import JournalCarrier, Refusal
+from det_core.backend._shipper import BatchSender, Refusal, send_journal
 from det_core.errors import MasterError, RunNotFound
 from det_core.journal import Cursor, Line, RunSummary, open_cursors, read_run
 from det_core.protocol import Credential, MasterSession
@@ -88,8 +87,8 @@ def sync_run(
         credentials.append(Credential("Authorization", token))
     session = MasterSession(canonical_url(url), credentials, cert_file=cert_file, cert_name=cert_name, timeout=patience)
     try:
-        master = about(session)
-        if not master.ours:
+        master = get_master_info(session)
+        if not master.is_det_core:
             raise MasterError(f"cannot sync to {session.url}: not a det_core master: runs stay on disk for one")
         sync = _Sync(Path(folder), session, master, progress)
         if (Path(folder) / TASK).exists():
@@ -119,7 +118,7 @@ class _Sync:
     """One run, on its way to one master."""
 
     def __init__(
-        self, folder: Path, session: MasterSession, master: Master, progress: Callable[[int, int], None]
+        self, folder: Path, session: MasterSession, master: MasterInfo, progress: Callable[[int, int], None]
     ) -> None:
         self._folder = folder
         self._session = session
@@ -134,7 +133,7 @@ class _Sync:
         record = json.loads((self._folder / TASK).read_bytes())
         url = record.pop("master_url")
         cluster = record.pop("cluster_id")
-        task = Task(**record)
+        task = Task(**{field.name: record[field.name] for field in fields(Task)})
         self._cursors = open_cursors(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
         if not any(cursor.count_remaining() for cursor in self._cursors):
             return self._result(task.experiment_id, task.trial_id, "")
@@ -171,15 +170,9 @@ class _Sync:
 
     def _send(self, own: Sequence[Cursor], trial_id: int, run_id: int, storage_id: int | None) -> None:
         timeout = self._session.timeout
-        carrier = JournalCarrier(self._session, trial_id, run_id, patience=timeout, storage_id=storage_id)
+        sender = BatchSender(self._session, trial_id, run_id, timeout=timeout, storage_id=storage_id)
         for cursor in own:
-            on_acked = partial(self._on_acked, cursor)
-            while lines := cursor.read():
-                refusals = carrier.carry(cursor.restart, cursor.rank, lines, on_acked)
-                self._refusals += refusals
-                # The master would refuse them again.
-                cursor.advance(refusal.line for refusal in refusals)
-            cursor.save()
+            self._refusals += send_journal(cursor, sender, partial(self._on_acked, cursor))
         self._report_progress()
 
     def _on_acked(self, cursor: Cursor, lines: Sequence[Line]) -> None:
@@ -215,7 +208,7 @@ class _Sync:
         starts = (r for r in read_run(self._folder).records("run_start") if r.restart == restart)
         default = str(self._folder.absolute() / "checkpoints")
         chosen = next((r["storage"] for r in starts if r.get("storage") is not None), default)
-        body = {"runId": trial_id, "checkpointStorage": bodies.storage_settings(chosen, foreign=False)}
+        body = {"runId": trial_id, "checkpointStorage": storage_settings(chosen, is_determined=False)}
         number = self._session.call("POST", "/api/v1/runs/start", body).get("storageId")
         return None if number is None else int(number)
 

@@ -59,7 +59,7 @@ def command(runs: Sequence[str], as_json: bool, master: str | None, home: str | 
 
 
 def _sync(folder: Path, address: Address, as_json: bool) -> dict[str, Any]:
-    from det_core.backend.rest import sync_run
+    from det_core.backend._sync import sync_run
 
     # The bar needs it before the first answer; a run in progress may pass it.
     total = sum(path.stat().st_size for path in folder.glob("journal-*.jsonl"))

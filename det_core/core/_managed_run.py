@@ -11,16 +11,10 @@ from typing import Any, NamedTuple
 from det_core._env import Environment
 from det_core._info import ClusterInfo
 from det_core._length import split_length
-from det_core.backend.rest import (
-    JournalCarrier,
-    Master,
-    ReportCarrier,
-    RestBackend,
-    Shipper,
-    Task,
-    about,
-    write_task,
-)
+from det_core.backend._master import MasterInfo, get_master_info
+from det_core.backend._rest import RestBackend, Task
+from det_core.backend._shipper import BatchSender, ReportSender, Shipper
+from det_core.backend._sync import write_task
 from det_core.core._distributed import DistributedContext
 from det_core.core._managed_storage import (
     master_storage,
@@ -45,7 +39,7 @@ SIGTERM_SHIP_TIMEOUT = 3.0
 class _ChiefInfo(NamedTuple):
     """The chief's knowledge of the run, for all ranks."""
 
-    master: Master
+    master: MasterInfo
     storage_id: int | None
     start: dict[str, Any] | None
     """Settings of the storage of the checkpoint to start from, or None if it is this run's own."""
@@ -79,7 +73,7 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
     known = on_chief(distributed, "init", lambda: _prepare(info, session, wanted, task, hold))
     if distributed.rank == 0:
         _warn_of_opposite_goal(wanted, task.searcher)
-    store = wanted.store or open_configured_store(configured, environment, is_determined=not known.master.ours)
+    store = wanted.store or open_configured_store(configured, environment, is_determined=not known.master.is_det_core)
     undo.callback(close_quietly, store)
     other_stores = open_start_store(info.latest_checkpoint, known.start, store, environment)
     path = _local_path(environment, Path(known.path))
@@ -87,8 +81,8 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
     journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id)
     shipper = _shipper(info, session, known, path, journal, rank)
     backend = RestBackend(
-        session, known.master, task, shipper, storage_id=known.storage_id,
-        ship_timeout=environment.ship_timeout, heir=environment.run_dir is not None and known.master.ours,
+        session, known.master, task, shipper, storage_id=known.storage_id, ship_timeout=environment.ship_timeout,
+        has_successor=environment.run_dir is not None and known.master.is_det_core,
     )  # fmt: skip
     undo.callback(close_quietly, backend)
     hold.callback(FlushOnSigterm(lambda: shipper.drain(SIGTERM_SHIP_TIMEOUT)).restore)
@@ -150,14 +144,14 @@ def _prepare(
     """
     if wanted.store is not None:
         wanted.check_store(wanted.store)
-    master = about(session)
+    master = get_master_info(session)
     storage_id, start = _register(info, session, master, wanted)
     folder = _open_folder(wanted.environment, info, wanted.command)
     hold.callback(folder.release)
     write_task(folder.path, info.master_url, master.cluster_id, task)
     if wanted.store is None:
         configured = info.trial.config.get("checkpoint_storage")
-        wanted.check_store(open_configured_store(configured, wanted.environment, is_determined=not master.ours))
+        wanted.check_store(open_configured_store(configured, wanted.environment, is_determined=not master.is_det_core))
     return _ChiefInfo(master, storage_id, start, str(folder.path), folder.restart)
 
 
@@ -180,13 +174,12 @@ def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task
         task_id=info.task_id,
         allocation_id=info.allocation_id,
         searcher=trial.config.get("searcher") or {},
-        latest_checkpoint=info.latest_checkpoint,
         max_length=max_length,
     )
 
 
 def _register(
-    info: ClusterInfo, session: MasterSession, master: Master, wanted: InitArguments
+    info: ClusterInfo, session: MasterSession, master: MasterInfo, wanted: InitArguments
 ) -> tuple[int | None, dict[str, Any] | None]:
     """Register the start of this run and its storage with the master.
 
@@ -197,10 +190,10 @@ def _register(
     chosen = wanted.checkpoint_storage
     if wanted.store is None:
         chosen = info.trial.config.get("checkpoint_storage")
-    storage = master_storage(chosen, wanted.store, is_determined=not master.ours)
+    storage = master_storage(chosen, wanted.store, is_determined=not master.is_det_core)
     body = {"runId": info.trial.trial_id, "checkpointStorage": storage}
     storage_id = session.call("POST", "/api/v1/runs/start", body).get("storageId")
-    start = start_checkpoint_storage(session, info.latest_checkpoint, storage) if master.ours else None
+    start = start_checkpoint_storage(session, info.latest_checkpoint, storage) if master.is_det_core else None
     return None if storage_id is None else int(storage_id), start
 
 
@@ -220,11 +213,11 @@ def _shipper(
     """Return the shipper of this rank's journal, after those of earlier starts of the script in this allocation."""
     trial = info.trial
     to = f"{info.master_url} {info.allocation_id}"
-    carrier: JournalCarrier | ReportCarrier = ReportCarrier(session, trial.trial_id, trial.trial_run_id, known.master)
-    if known.master.ours:
-        carrier = JournalCarrier(session, trial.trial_id, trial.trial_run_id)
+    sender: BatchSender | ReportSender = ReportSender(session, trial.trial_id, trial.trial_run_id, known.master)
+    if known.master.is_det_core:
+        sender = BatchSender(session, trial.trial_id, trial.trial_run_id)
     journals = rank_cursors(path, known.restart, rank, to=to, run_id=info.allocation_id)
-    return Shipper(journals, carrier, session, settle=journal.flush, folder=path)
+    return Shipper(journals, sender, session, flush=journal.flush, folder=path)
 
 
 def _units(task: Task) -> Unit | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from det_core._env import Environment
 from det_core._storage_settings import location
-from det_core.backend.rest import storage_settings
+from det_core.backend._master import storage_settings
 from det_core.errors import CheckpointError, MissingExtra, UnknownToMaster
 from det_core.protocol import MasterSession
 from det_core.storage import DirectoryStore, Store, open_store
@@ -59,10 +59,10 @@ def master_storage(chosen: Any, script_store: Store | None, *, is_determined: bo
     if isinstance(chosen, Mapping):
         return dict(chosen) if chosen.get("type") else None
     if isinstance(script_store, DirectoryStore):
-        return storage_settings(script_store.root, foreign=is_determined)
+        return storage_settings(script_store.root, is_determined=is_determined)
     if not chosen:
         return None
-    return storage_settings(str(chosen), foreign=is_determined)
+    return storage_settings(str(chosen), is_determined=is_determined)
 
 
 def start_checkpoint_storage(session: MasterSession, storage_id: str | None, own: Any) -> dict[str, Any] | None:

@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 
 from det_core.backend import LocalBackend
-from det_core.backend.rest import (
-    JournalCarrier,
-    Master,
-    ReportCarrier,
-    RestBackend,
-    Shipper,
-    Task,
-    about,
-)
+from det_core.backend._master import MasterInfo, get_master_info
+from det_core.backend._rest import RestBackend, Task
+from det_core.backend._shipper import BatchSender, ReportSender, Shipper
 from det_core.journal import Cursor, Journal
 from det_core.protocol import Credential, MasterSession
 from support.backend_suite import BackendCase, BackendSuite
@@ -65,11 +59,11 @@ class Rest(BackendSuite):
             token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
             session = MasterSession(master.url, [token])
             journal = Journal(folder, run_id="run", restart=0, rank=0)
-            about = Master(self.version)
-            carrier = ReportCarrier(session, trial.trial_id, trial.run_id, about)
-            shipper = Shipper([Cursor(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
+            info = MasterInfo(self.version)
+            sender = ReportSender(session, trial.trial_id, trial.run_id, info)
+            shipper = Shipper([Cursor(folder, 0, 0)], sender, session, flush=journal.flush, folder=folder)
             task = Task(trial.trial_id, 1, trial.run_id, trial.task_id, trial.allocation_id, trial.config["searcher"])
-            backend = RestBackend(session, about, task, shipper)
+            backend = RestBackend(session, info, task, shipper)
             yield BackendCase(backend, journal, lambda: master.preempt(trial))
             journal.close()
             backend.close()
@@ -96,10 +90,10 @@ class TestRestOfOurs(WithMetrics):
             token = Credential("Grpc-Metadata-x-allocation-token", spec.session_token)
             session = MasterSession(running.url, [token])
             journal = Journal(folder, run_id="run", restart=0, rank=0)
-            carrier = JournalCarrier(session, spec.trial_id, spec.trial_run_id)
-            shipper = Shipper([Cursor(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
+            sender = BatchSender(session, spec.trial_id, spec.trial_run_id)
+            shipper = Shipper([Cursor(folder, 0, 0)], sender, session, flush=journal.flush, folder=folder)
             ids = (spec.trial_id, spec.experiment_id, spec.trial_run_id, spec.task_id, spec.allocation_id)
-            backend = RestBackend(session, about(session), Task(*ids, spec.config["searcher"]), shipper)
+            backend = RestBackend(session, get_master_info(session), Task(*ids, spec.config["searcher"]), shipper)
             pause = f"experiments/{spec.experiment_id}/pause"
             yield BackendCase(backend, journal, lambda: running.ask("POST", pause))
             journal.close()

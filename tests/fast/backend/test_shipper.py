@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from det_core.backend.rest import Master, ReportCarrier, Shipper
+from det_core.backend._master import MasterInfo
+from det_core.backend._shipper import ReportSender, Shipper
 from det_core.errors import MasterError, MasterUnreachable, ReportsLost, ReportsNotShipped
 from det_core.journal import Cursor, Journal, PendingValue
 from det_core.protocol import Credential, MasterSession
@@ -37,9 +38,9 @@ def shipping(folder: Path, url: str, trial: Trial, interval: float = 0.02) -> It
     token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
     session = MasterSession(url, [token])
     journal = Journal(folder, run_id="r", restart=0, rank=0)
-    carrier = ReportCarrier(session, trial.trial_id, trial.run_id, Master("0.37.0"))
+    sender = ReportSender(session, trial.trial_id, trial.run_id, MasterInfo("0.37.0"))
     cursor = Cursor(folder, 0, 0)
-    shipper = Shipper([cursor], carrier, session, settle=journal.flush, folder=folder, interval=interval)
+    shipper = Shipper([cursor], sender, session, flush=journal.flush, folder=folder, interval=interval)
     try:
         yield journal, shipper
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from det_core import client, core
-from det_core.backend.rest import sync_run
+from det_core.backend._sync import sync_run
 from det_core.errors import MasterError, MasterUnreachable, RunNotFound
 from support.foreign_master import foreign_master
 from support.proxy import LOST, RESET, proxy_before

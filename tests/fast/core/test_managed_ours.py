@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core import InvalidHP, core
-from det_core.backend.rest import sync_run
+from det_core.backend._sync import sync_run
 from det_core.errors import MasterError
 from support.ours import config, opened
 from support.processes import until

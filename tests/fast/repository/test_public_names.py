@@ -66,10 +66,6 @@ PUBLIC = {
     """,
     "det_core.ipc": "Channel Communicator Communicators connect",
     "det_core.backend": "Backend LocalBackend",
-    "det_core.backend.rest": """
-        Carrier JournalCarrier Master Refusal ReportCarrier RestBackend Shipper Synced Task about storage_settings
-        sync_run write_task
-    """,
     "det_core.protocol": "Credential IDLE_TIMEOUT MasterSession credentials",
     "det_core.master.engines": """
         EVERY_LINE ID_PATTERN AllocationFolder Cause Claim Copy Ended Engine Event ExitReport LineFilter
