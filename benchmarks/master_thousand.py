@@ -86,8 +86,8 @@ def laid_out(engine: LocalEngine, home: Path, number: int) -> AllocationFolder:
     ids = (f"1.{number}.1", f"1.{number}", 1, number, 1, 0)
     hparams = {"lr": 0.5}
     ticket = Ticket(*ids, hparams, {}, 1, [0], "http://x", COMMAND, "code")
-    folder.create(ticket, number % SLOTS)
-    engine._lay_out(folder, ticket, Claim("token of the node", "token"), number % SLOTS)
+    folder.create(ticket)
+    engine._lay_out(folder, ticket, Claim("token of the node", "token"))
     return folder
 
 

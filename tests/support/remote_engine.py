@@ -33,7 +33,6 @@ from det_core.master.engines import (
     Ticket,
 )
 from det_core.master.engines._delivery import digest, is_appended, pack_exit
-from det_core.master.engines._journals import left
 from det_core.master.engines._verdict import Files, verdict
 from det_core.master.scheduler import Phase
 
@@ -171,7 +170,10 @@ class RemoteEngine:
         if run is not None:
             run.copy.remove_all_but_log()
             _token_file(self._elsewhere, allocation_id).unlink(missing_ok=True)
-            await self._machine.forget(allocation_id)
+            while True:
+                with suppress(ValueError):  # the machine may learn of the end after the master
+                    return await self._machine.forget(allocation_id)
+                await asyncio.sleep(0.01)
 
     async def close(self) -> None:
         """Stop."""
@@ -236,7 +238,7 @@ class RemoteEngine:
         return await self._listener.deliver(run.allocation_id, 0, token, name, data, **how)
 
     async def _hand_over(self, run: _Run) -> None:
-        for restart, rank, records in left(run.copy):
+        for restart, rank, records in run.copy.read_journals():
             while True:
                 try:
                     await self._listener.journal(run.allocation_id, rank, records, restart)

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from det_core._info import canonical_url
 from det_core._standalone.files import write_atomic
+from det_core.journal import open_cursors
 from det_core.master.engines._protocol import Ticket
-from det_core.master.engines._supervisor._program import EXIT, take_room, write_exit
-from det_core.master.engines._supervisor._segments import LOG
-
-_PARTS = ("info", "work", "journal", "stage")
+from det_core.master.engines._supervisor._log import LOG
+from det_core.master.engines._supervisor._program import EXIT, START, take_room, write_exit
 
 
 class AllocationFolder:
@@ -32,48 +32,40 @@ class AllocationFolder:
         self.log = path / LOG
         self.journal = path / "journal"
 
-    def create(self, ticket: Ticket, place: int) -> None:
+    def create(self, ticket: Ticket) -> None:
         """Make the folder and write down what is to run.
 
         Raises:
             FileExistsError: If an allocation of this ID was launched before.
-            OSError: it cannot be written.
+            OSError: If it cannot be written.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the master may have written a line to its log
-        for part in _PARTS:
+        for part in ("info", "work", "journal", "stage"):
             (self.path / part).mkdir()
         take_room(str(self.path))
-        (self.path / "ticket.json").write_text(json.dumps({**asdict(ticket), "code": "", "place": place}))
+        (self.path / "ticket.json").write_text(json.dumps({**asdict(ticket), "code": ""}))
 
-    def write_words(self, name: str, words: Mapping[str, str] | Any) -> None:
-        """Write a list of words, or of variables, for the supervisor.
+    def write_start(self, command: list[str], environment: Mapping[str, str], node: int = 0) -> None:
+        """Write what the supervisor is to run, as which node.
 
         Raises:
-            ValueError: one has a NUL in it.
+            ValueError: If a word or a variable has a NUL in it.
         """
-        items = [f"{k}={v}" for k, v in words.items()] if isinstance(words, Mapping) else list(words)
-        data = b"\0".join(os.fsencode(item) for item in items)
-        if data.count(b"\0") != max(len(items) - 1, 0):
-            raise ValueError(f"a NUL character in the {name}")
-        (self.path / name).write_bytes(data)
+        if any("\0" in word for words in (command, environment, environment.values()) for word in words):
+            raise ValueError("the command or a variable has a NUL character")
+        (self.path / START).write_text(json.dumps({"command": command, "environment": dict(environment), "node": node}))
 
     def ticket(self) -> dict[str, Any]:
-        """What was launched; empty if that was never written down."""
+        """Return what was launched; empty if that was never written down."""
         return _read(self.path / "ticket.json")
-
-    @property
-    def place(self) -> int | None:
-        """Which ports it has."""
-        place = self.ticket().get("place")
-        return place if isinstance(place, int) else None
 
     def processes(self) -> dict[str, Any]:
         """Return who runs it, as the supervisor wrote it; empty before that, and without what cannot be from it."""
-        found = _read(self.path / "processes")
-        return {name: who for name, who in found.items() if _is_process(who) or (name == "boot" and type(who) is str)}
+        content = _read(self.path / "processes")
+        return {name: who for name, who in content.items() if _is_process(who) or (name == "boot" and type(who) is str)}
 
     def exit(self) -> dict[str, Any] | None:
-        """How it ended, once that is written."""
+        """Return how it ended; None before that is written."""
         return _read(self.path / EXIT) or None
 
     def write_exit(self, **facts: object) -> None:
@@ -82,17 +74,22 @@ class AllocationFolder:
 
     @contextmanager
     def lock(self) -> Iterator[int]:
-        """The locked file, to be handed to the supervisor, which then holds the lock.
+        """Yield the locked file, to be given to the supervisor, which then holds the lock.
 
         Raises:
-            BlockingIOError: a supervisor lives.
+            BlockingIOError: If a supervisor lives.
         """
-        fd = _high(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield fd
+            # A high number, as the supervisor's own descriptors are put over the low ones.
+            high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
         finally:
             os.close(fd)
+        try:
+            fcntl.flock(high, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield high
+        finally:
+            os.close(high)
 
     @property
     def is_live(self) -> bool:
@@ -116,6 +113,31 @@ class AllocationFolder:
         with suppress(OSError, ValueError, IndexError):
             number = int(order.read_text().split()[0])
         write_atomic(order, f"{number + 1} {max(seconds, 0.0):.3f}\n".encode(), durable=False)
+
+    def read_journals(self, *, alive: bool = False) -> Iterator[tuple[int, int, list[dict[str, Any]]]]:
+        """Yield restart, rank and records as they stand in the files, in order, of every process that wrote some.
+
+        They count as handed over when the next ones are asked for. A line that is not a record is given as
+        ``{"damaged": line}``, for whoever keeps what cannot be taken.
+
+        Args:
+            alive: Whether the processes go on, and keep account of what they ship themselves: then these are the
+                records that they had not shipped a moment ago, and damaged lines are left to them.
+        """
+        if not self.journal.is_dir():
+            return
+        to = f"{canonical_url(self.ticket().get('master_url') or 'http://127.0.0.1')} {self.path.name}"
+        for cursor in open_cursors(self.journal, to=to):
+            while (lines := cursor.read()) or cursor.damaged:
+                records = [line.record for line in lines]
+                if not alive:
+                    records += [{"damaged": line.decode(errors="backslashreplace")} for line in cursor.damaged]
+                if records:
+                    yield cursor.restart, cursor.rank, records
+                cursor.advance(lines)
+                if not alive:
+                    with suppress(OSError):  # then they are handed over once more if the master dies now
+                        cursor.save()
 
     @property
     def has_only_log(self) -> bool:
@@ -155,20 +177,12 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _high(fd: int) -> int:
-    """The same file under a number that a supervisor's own descriptors do not have."""
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
-    finally:
-        os.close(fd)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_process(who: Any) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
-import sys
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,40 +15,35 @@ from det_core._env import child_environment
 from det_core.master._errors import Conflict, MasterError, Stopping
 from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
+from det_core.master.engines._environment import HOOK, create_venv, hook_command, run_variables, write_info
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._hook import HOOK, create_venv, hook_command
 from det_core.master.engines._protocol import Claim, Ended, Listener, Ticket
 from det_core.master.engines._slots import Slots
-from det_core.master.engines._variables import free_place, variables, write_info
 from det_core.master.engines._verdict import Seen, never_launched
-from det_core.master.engines._watch import RETRY, Watch
+from det_core.master.engines._watch import RETRY_INTERVAL, Watch
 from det_core.master.scheduler import Cause, Pool
 
 logger = logging.getLogger("det_core")
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 class LocalEngine:
     """Runs each allocation under a supervisor of its own, which outlives the master.
 
     Args:
-        home: the home folder of the master; allocations lie in ``master/allocations`` below it.
-        slots: what this machine has.
-        appear: whether the information files are to appear at the contract's fixed path, too, where that is possible.
-        interpreter: Python that ``python`` means; None: the master's own.
+        home: Home folder of the master; allocations lie in ``master/allocations`` below it.
+        slots: Slots of this machine.
+        appear: Whether the information files are to appear at the contract's fixed path, too, where that is possible.
     """
 
-    def __init__(self, home: Path, slots: Slots, *, appear: bool = True, interpreter: str | None = None) -> None:
+    def __init__(self, home: Path, slots: Slots, *, appear: bool = True) -> None:
         self._home = home.absolute()
         self._folders = self._home / "master" / "allocations"
         self._slots = slots
         self._appear = appear
-        self._interpreter = interpreter or sys.executable
         self._name = secrets.token_hex(8)
         self._listener: Listener | None = None
         self._watches: dict[str, Watch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._places: dict[str, int] = {}
         self._events: asyncio.Queue[Ended] = asyncio.Queue()
 
     @property
@@ -61,52 +54,48 @@ class LocalEngine:
     async def recover(self, known: Mapping[str, str | None], listener: Listener, kept: Mapping[str, int]) -> None:
         """Begin; see :class:`~det_core.master.engines.Engine`."""
         self._listener = listener
-        folders = {path.name: AllocationFolder(path) for path in _children(self._folders)}
-        others = folders.keys() - set(known)
-        ended = {name for name in others if _is_kept(name, kept)}
-        cleanup = asyncio.to_thread(_remove_all_but_logs, [folders[name] for name in ended])
+        folders: dict[str, AllocationFolder] = {}
+        with suppress(FileNotFoundError), os.scandir(self._folders) as entries:
+            folders = {entry.name: AllocationFolder(Path(entry.path)) for entry in entries if entry.is_dir()}
+        others = folders.keys() - known.keys()
+        ended = [folders[name] for name in others if _is_kept(name, kept)]
+        cleanup = asyncio.to_thread(_try_each, AllocationFolder.remove_all_but_log, ended)
         self._tasks[""] = asyncio.create_task(cleanup, name="det_core engine: what an earlier one did not delete")
-        await asyncio.gather(*(self._discard(folders[name]) for name in others - ended))
+        await asyncio.gather(*(self._discard(folders[name]) for name in others if not _is_kept(name, kept)))
         for allocation_id in known:
-            folder = folders.get(allocation_id)
-            if folder is None or folder.has_only_log:
-                self._watches[allocation_id] = gone = Watch(allocation_id, self._folder(allocation_id))
-                gone.over = never_launched(_clock.now())
-                self._events.put_nowait(Ended(allocation_id, gone.over))
-                continue
-            if folder.place is not None:
-                self._places[allocation_id] = folder.place
-            self._watch(Watch(allocation_id, folder))
+            watch = self._watches[allocation_id] = Watch(allocation_id, self._folder(allocation_id))
+            if allocation_id not in folders or watch.folder.has_only_log:
+                watch.over = never_launched(_clock.now())
+                self._events.put_nowait(Ended(allocation_id, watch.over))
+            else:
+                self._follow(watch)
 
     async def launch(self, ticket: Ticket) -> None:
         """Start an allocation; see :class:`~det_core.master.engines.Engine`."""
         allocation_id = ticket.allocation_id
-        if not _ID.fullmatch(allocation_id):
-            raise ValueError(f"allocation id {allocation_id!r}: expected letters, digits, '.', '_' and '-'")
         if allocation_id in self._watches:
             raise ValueError(f"allocation {allocation_id} was launched before")
         if unknown := set(ticket.slot_ids) - set(self.pool.slot_ids):
             raise ValueError(f"allocation {allocation_id}: slot {min(unknown)} is not one of {self._slots.count}")
         folder = self._folder(allocation_id)
-        self._watches[allocation_id] = watch = Watch(allocation_id, folder)
-        self._places[allocation_id] = place = free_place(set(self._places.values()))
+        watch = self._watches[allocation_id] = Watch(allocation_id, folder)
         try:
-            await asyncio.to_thread(folder.create, ticket, place)
+            await asyncio.to_thread(folder.create, ticket)
             claim = await self._claim(ticket)
             if ticket.context is not None:
                 await self._unpack(ticket.context, folder.path / "work")
-            await asyncio.to_thread(self._lay_out, folder, ticket, claim, place)
+            await asyncio.to_thread(self._lay_out, folder, ticket, claim)
             if watch.asked:
                 folder.write_exit(cause=Cause.CANCELLED, error="it was killed before it began")
             else:
                 watch.pid = await asyncio.to_thread(_spawn, folder, appear=self._appear)
-                watch.order()
+                watch.write_order()
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", allocation_id, e)
             watch.seen = Seen(_cause(e), f"it cannot be started: {e}")
             with suppress(OSError):  # the next master will report that it did not begin
                 folder.write_exit(cause=watch.seen.cause, error=watch.seen.detail)
-        self._watch(watch)
+        self._follow(watch)
 
     async def kill(self, allocation_id: str) -> None:
         """End an allocation now."""
@@ -119,7 +108,7 @@ class LocalEngine:
             watch.kill(max(grace, 0.0))
 
     async def events(self) -> AsyncIterator[Ended]:
-        """What has ended, as it happens."""
+        """Yield what has ended, as it happens."""
         while True:
             yield await self._events.get()
 
@@ -127,7 +116,7 @@ class LocalEngine:
         """Delete what is kept of an allocation that has ended, except its log.
 
         Raises:
-            ValueError: it still runs.
+            ValueError: If it still runs.
         """
         watch = self._watches.get(allocation_id)
         if watch is None:
@@ -135,8 +124,7 @@ class LocalEngine:
         if watch.over is None:
             raise ValueError(f"allocation {allocation_id} has not ended")
         del self._watches[allocation_id]
-        self._places.pop(allocation_id, None)
-        await asyncio.to_thread(_remove_all_but_logs, [watch.folder])
+        await asyncio.to_thread(_try_each, AllocationFolder.remove_all_but_log, [watch.folder])
 
     async def close(self) -> None:
         """Stop watching. What runs goes on."""
@@ -148,8 +136,7 @@ class LocalEngine:
     def _folder(self, allocation_id: str) -> AllocationFolder:
         return AllocationFolder(self._folders / allocation_id)
 
-    def _watch(self, watch: Watch) -> None:
-        self._watches[watch.allocation_id] = watch
+    def _follow(self, watch: Watch) -> None:
         name = f"det_core engine: {watch.allocation_id}"
         self._tasks[watch.allocation_id] = asyncio.create_task(self._see_through(watch), name=name)
 
@@ -160,7 +147,7 @@ class LocalEngine:
                 watch.over = await watch.run(self._listener)
             except Exception as e:  # such as too many open files: what it does meanwhile is in its folder
                 logger.error("allocation %s cannot be watched now: %s", watch.allocation_id, e, exc_info=e)
-                await asyncio.sleep(RETRY)
+                await asyncio.sleep(RETRY_INTERVAL)
         del self._tasks[watch.allocation_id]
         self._events.put_nowait(Ended(watch.allocation_id, watch.over))
 
@@ -170,7 +157,7 @@ class LocalEngine:
         watch = Watch(folder.path.name, folder)
         watch.kill()
         await watch.end()
-        await asyncio.to_thread(_remove, folder)
+        await asyncio.to_thread(_try_each, AllocationFolder.remove, [folder])
 
     async def _claim(self, ticket: Ticket) -> Claim:
         """Claim an allocation, again and again while the master can neither grant nor refuse it."""
@@ -182,23 +169,22 @@ class LocalEngine:
                 raise
             except Exception as e:
                 logger.warning("allocation %s cannot be claimed now: %s", ticket.allocation_id, e)
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(RETRY_INTERVAL)
 
     async def _unpack(self, digest: str, work: Path) -> None:
         assert self._listener is not None, "recover() comes first"
         with await self._listener.open_context(digest) as context:
             await asyncio.to_thread(unpack_archive, context, work)
 
-    def _lay_out(self, folder: AllocationFolder, ticket: Ticket, claim: Claim, place: int) -> None:
+    def _lay_out(self, folder: AllocationFolder, ticket: Ticket, claim: Claim) -> None:
         """Write all that the supervisor needs."""
         write_info(ticket, claim, folder.path, self._slots)
         command = ticket.command
-        environment = variables(ticket, claim, folder.path, self._home, self._slots, place, self._interpreter)
+        environment = run_variables(ticket, claim, folder.path, self._home, self._slots)
         if (folder.path / "work" / HOOK).is_file():
             command = hook_command(command)
-            environment = create_venv(folder.path / "venv", self._interpreter, environment)
-        folder.write_words("command", command)
-        folder.write_words("environment", environment)
+            environment = create_venv(folder.path / "venv", environment)
+        folder.write_start(command, environment)
 
 
 def _cause(error: Exception) -> Cause:
@@ -231,28 +217,14 @@ def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
         )
 
 
-def _children(folder: Path) -> list[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
-    except FileNotFoundError:
-        return []
-
-
 def _is_kept(allocation_id: str, kept: Mapping[str, int]) -> bool:
     task_id, _, run = allocation_id.rpartition(".")
     return run.isdecimal() and int(run) <= kept.get(task_id, -1)
 
 
-def _remove_all_but_logs(folders: Iterable[AllocationFolder]) -> None:
+def _try_each(delete: Callable[[AllocationFolder], None], folders: Sequence[AllocationFolder]) -> None:
     for folder in folders:
         try:
-            folder.remove_all_but_log()
+            delete(folder)
         except OSError as e:
             logger.warning("%s cannot be deleted: %s", folder.path, e)
-
-
-def _remove(folder: AllocationFolder) -> None:
-    try:
-        folder.remove()
-    except OSError as e:
-        logger.warning("%s cannot be deleted: %s", folder.path, e)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from det_core.master.engines._supervisor._segments import find_segments, segment_name
+from det_core.master.engines._supervisor._log import find_segments, segment_name
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 BLOCK_BYTES = 128 * 1024

@@ -27,7 +27,7 @@ from det_core.master.engines._log_file import (
     LogKey,
     LogLine,
 )
-from det_core.master.engines._supervisor._segments import LOG, LogWriter
+from det_core.master.engines._supervisor._log import LOG, LogWriter
 
 MAX_READ_BYTES = 64 << 20
 """Bytes that one read looks at."""

@@ -1,4 +1,4 @@
-"""Watching one allocation from its launch, or its adoption, to its end."""
+"""Watching one allocation of this machine from its launch, or its adoption, until no process of it is left."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Awaitable, Callable
+import time
 from contextlib import suppress
+from pathlib import Path
 
 from det_core import _clock
+from det_core._standalone.processes import descendants, send, start_time
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._hunt import hunt, kill_supervisor
-from det_core.master.engines._journals import left
 from det_core.master.engines._protocol import ExitReport, Listener
-from det_core.master.engines._supervisor._program import GRACE_PERIOD
+from det_core.master.engines._supervisor._program import GRACE_PERIOD, boot_id
 from det_core.master.engines._verdict import Files, Seen, verdict
 from det_core.master.scheduler import Cause
 
 logger = logging.getLogger("det_core")
-LOOK = 0.2
-"""Seconds between two looks at its lock."""
-RETRY = 1.0
-REAP_TIMEOUT = 2.0
-"""Seconds between the release of its lock and the end of a supervisor."""
-OVERDUE = GRACE_PERIOD + 8.0
+RETRY_INTERVAL = 1.0
+OVERDUE_TIMEOUT = GRACE_PERIOD + 8.0
 """Seconds after which a supervisor that was ordered to end is itself killed."""
+_POLL_INTERVAL = 0.2
+_REAP_TIMEOUT = 2.0
+"""Seconds between the release of its lock and the end of a supervisor."""
+_HUNT_TIMEOUT = 10.0
 
 
 class Watch:
     """One allocation of this machine.
 
     Args:
-        allocation_id: its id.
-        folder: its folder.
+        allocation_id: Its ID.
+        folder: Its folder.
 
     Attributes:
-        pid: its supervisor, if it is a child of this process.
-        seen: what was in the way of its start, if anything was.
-        over: how it ended, once that was told.
+        pid: Process ID of its supervisor, if that is a child of this process.
+        seen: What was in the way of its start, if anything was.
+        over: How it ended, once that is known.
     """
 
     def __init__(self, allocation_id: str, folder: AllocationFolder) -> None:
@@ -48,22 +48,21 @@ class Watch:
         self.pid: int | None = None
         self.seen: Seen | None = None
         self.over: ExitReport | None = None
-        self._asked_at: float | None = None
+        self._asked_at = math.inf
 
     @property
     def asked(self) -> bool:
-        """Whether this engine wants it to be dead by now."""
-        return self._asked_at is not None and _clock.monotonic() >= self._asked_at
+        """Whether the engine wants it to be dead by now."""
+        return _clock.monotonic() >= self._asked_at
 
     def kill(self, grace: float = 0.0) -> None:
         """Have it killed in ``grace`` seconds."""
-        at = _clock.monotonic() + grace
-        self._asked_at = at if self._asked_at is None else min(at, self._asked_at)
-        self.order()
+        self._asked_at = min(_clock.monotonic() + grace, self._asked_at)
+        self.write_order()
 
-    def order(self) -> None:
+    def write_order(self) -> None:
         """Write the order to end, if there is one, into its folder, if there is one."""
-        if self._asked_at is not None and self.folder.path.is_dir():
+        if self._asked_at < math.inf and self.folder.path.is_dir():
             try:
                 self.folder.order_kill(self._asked_at - _clock.monotonic())
             except OSError as e:  # a full disk: it is killed when it is overdue
@@ -74,9 +73,14 @@ class Watch:
         if self.pid is None and self.folder.is_live:
             await self._catch_up(listener)
         await self.end()
-        for restart, rank, records in left(self.folder):
-            args = (self.allocation_id, rank, records, restart)
-            await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
+        for restart, rank, records in self.folder.read_journals():
+            while True:
+                try:
+                    await listener.journal(self.allocation_id, rank, records, restart)
+                    break
+                except Exception as e:
+                    logger.warning("allocation %s: its journal was not taken: %s", self.allocation_id, e, exc_info=e)
+                await asyncio.sleep(RETRY_INTERVAL)
         files = await asyncio.to_thread(Files.read, self.folder)
         seen = self.seen
         if seen is None and self.pid is not None:
@@ -85,62 +89,49 @@ class Watch:
 
     async def end(self) -> None:
         """Wait until it has ended and no process of it is left."""
-        await self._while_it_lives()
-        if self.folder.exit() is None and (count := await asyncio.to_thread(hunt, self.folder)):
+        await self._until_unlocked()
+        await self._reap()
+        if self.folder.exit() is None and (count := await asyncio.to_thread(_kill_processes, self.folder)):
             logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
 
     async def _catch_up(self, listener: Listener) -> None:
         """Hand over what an adopted allocation has reported while no master was there; it ships that itself later."""
         try:
-            for restart, rank, records in left(self.folder, alive=True):
+            for restart, rank, records in self.folder.read_journals(alive=True):
                 await listener.reports(self.allocation_id, rank, records, restart)
         except Exception as e:
-            logger.warning("allocation %s: what it has reported comes later (%s)", self.allocation_id, e)
+            logger.warning("allocation %s: what it has reported comes later: %s", self.allocation_id, e)
 
-    async def _while_it_lives(self) -> None:
+    async def _until_unlocked(self) -> None:
+        """Wait until its supervisor has released the lock, or never held it."""
+        loop = asyncio.get_running_loop()
         ended = asyncio.Event()
-        known = self.folder.processes().get("supervisor", (0, None))[0]
-        fd = _watched(self.pid or known)
-        loop, pause = asyncio.get_running_loop(), 0.005
-        if fd is not None:
-            loop.add_reader(fd, _once, loop, fd, ended)
+        fd = _open_process(self.pid or self.folder.processes().get("supervisor", (0, None))[0])
+
+        def on_exit() -> None:
+            loop.remove_reader(fd)  # it stays readable
+            ended.set()
+
+        if fd >= 0:
+            loop.add_reader(fd, on_exit)
         try:
             while self.folder.is_live:
-                self._insist()
-                if ended.is_set():  # what it was about to start may hold the lock for a moment
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, LOOK)
-                else:
-                    with suppress(asyncio.TimeoutError):
-                        await asyncio.wait_for(ended.wait(), LOOK)
+                if _clock.monotonic() > self._asked_at + OVERDUE_TIMEOUT:  # stopped, or stuck
+                    self._asked_at = _clock.monotonic()
+                    _kill_supervisor(self.folder)
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended.wait(), _POLL_INTERVAL)
+                    await asyncio.sleep(0.005)  # what it was about to start may hold the lock for a moment
         finally:
-            if fd is not None:
+            if fd >= 0:
                 loop.remove_reader(fd)
                 os.close(fd)
-        await self._reap()
-
-    async def _hand(self, give: Callable[[], Awaitable[None]]) -> None:
-        """Hand something over, again and again until it is taken."""
-        while True:
-            try:
-                await give()
-                return
-            except Exception as e:
-                logger.warning("allocation %s: what it says was not taken (%s)", self.allocation_id, e, exc_info=e)
-            await asyncio.sleep(RETRY)
-
-    def _insist(self) -> None:
-        """Kill a supervisor that was ordered to end and does not: stopped, or stuck."""
-        if self._asked_at is None or _clock.monotonic() < self._asked_at + OVERDUE:
-            return
-        self._asked_at = _clock.monotonic()
-        kill_supervisor(self.folder)
 
     async def _reap(self) -> None:
         """Collect the supervisor. If it outlives the lock of its folder, the folder was removed: then kill it."""
         if self.pid is None:
             return
-        deadline = _clock.monotonic() + REAP_TIMEOUT
+        deadline = _clock.monotonic() + _REAP_TIMEOUT
         with suppress(ChildProcessError):
             while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
                 if _clock.monotonic() > deadline:
@@ -150,14 +141,52 @@ class Watch:
                 await asyncio.sleep(0.005)
 
 
-def _watched(pid: int) -> int | None:
-    """A descriptor that is readable once a process has ended; None: the lock must do."""
+def _open_process(pid: int) -> int:
+    """Return a descriptor that is readable once a process has ended; -1 without one: the lock must do."""
     try:
-        return os.pidfd_open(pid) if pid else None
+        return os.pidfd_open(pid)
     except OSError:
-        return None
+        return -1
 
 
-def _once(loop: asyncio.AbstractEventLoop, fd: int, ended: asyncio.Event) -> None:
-    loop.remove_reader(fd)
-    ended.set()
+def _kill_supervisor(folder: AllocationFolder) -> None:
+    """Kill the supervisor of an allocation, if it still is the process that was written down."""
+    known = folder.processes()
+    pid, started = known.get("supervisor", (0, None))
+    if pid and known.get("boot") == boot_id() and start_time(pid) == started:
+        send(pid, signal.SIGCONT)
+        send(pid, signal.SIGKILL)
+
+
+def _kill_processes(folder: AllocationFolder) -> int:
+    """Kill what a supervisor that was killed has left, until nothing is; return how many processes there were."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + _HUNT_TIMEOUT
+    while (found := find_processes(folder)) and time.monotonic() < deadline:
+        killed |= {pid for pid in found if send(pid, signal.SIGKILL)}
+        time.sleep(0.005)
+    return len(killed)
+
+
+def find_processes(folder: AllocationFolder) -> set[int]:
+    """Return the processes of an allocation.
+
+    They are known by a variable that they were born with, by their session, or by descent from one that is.
+    """
+    variable = f"DET_CORE_INFO_DIR={folder.path / 'info'}".encode()
+    known = folder.processes()
+    script, started = known.get("script", (0, None))
+    if known.get("boot") != boot_id() or start_time(script) not in (None, started):
+        script = 0
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    own = {pid for pid in pids if _is_own(pid, variable, script)}
+    return {pid for pid in own | descendants(own) if pid != os.getpid() and start_time(pid) is not None}
+
+
+def _is_own(pid: int, variable: bytes, session: int) -> bool:
+    try:
+        if session and os.getsid(pid) == session:
+            return True
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -7,12 +7,11 @@ It imports the standard library and ``det_core._standalone`` only, and is starte
 at once. The allocation's folder is the whole protocol, so that whoever can start this process is an engine:
 
 ================  ===================================================================================
-``command``       the script's command, words separated by NUL
-``environment``   its variables, ``NAME=value``, separated by NUL
+``start.json``    the script's ``command`` and ``environment``, and the rank of its ``node``
 ``work/``         where it runs
 ``info/``         the information files, which also appear at the contract's path
 ``kill``          the order to end: its number, and the seconds that are left, which the supervisor counts
-``log/``          the script's output, as lines in segments; see ``_segments``
+``log/``          the script's output, as lines in segments; see ``_log``
 ``processes``     who runs: ``supervisor`` and ``script``, each with pid and start time
 ``exit.json``     how it ended; written last, whole or not at all
 ``lock``          locked while the supervisor lives

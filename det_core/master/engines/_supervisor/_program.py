@@ -25,12 +25,12 @@ from det_core._standalone.processes import (
 )
 
 from . import LOCK
+from ._log import LOG, LogWriter, OutputLog
 from ._namespace import appear
-from ._output import OutputLog
-from ._segments import LOG, LogWriter
 
 GRACE_PERIOD = 2.0
 """Seconds between SIGTERM and SIGKILL."""
+START = "start.json"
 EXIT = "exit.json"
 ROOM = "exit.json.room"
 """File that holds the room for ``exit.json`` until then, so that a full disk cannot keep the end from being written."""
@@ -45,14 +45,16 @@ class Supervisor:
     """Runs the allocation of a folder.
 
     Args:
-        folder: the folder.
-        visible: whether to try and let the information files appear at the contract's path.
+        folder: The folder.
+        visible: Whether to try and let the information files appear at the contract's path.
     """
 
     def __init__(self, folder: str, *, visible: bool) -> None:
         self._folder = folder
         self._visible = visible
-        self._log = OutputLog(LogWriter(os.path.join(folder, LOG), 0, "supervisor"))
+        with open(os.path.join(folder, START)) as file:
+            self._words = json.load(file)
+        self._log = OutputLog(LogWriter(os.path.join(folder, LOG), self._words["node"], "supervisor"))
         self._streams: dict[int, str] = {}
         self._poll = select.poll()
         self._order = 0
@@ -83,13 +85,12 @@ class Supervisor:
 
     def _start(self) -> int:
         """Start the script; return its process ID, which is its session's, too."""
-        command = read_words(os.path.join(self._folder, "command"))
-        environment = dict(word.split("=", 1) for word in read_words(os.path.join(self._folder, "environment")))
         pipes = {"stdout": os.pipe(), "stderr": os.pipe()}
         for stream, (source, _) in pipes.items():
             self._streams[source] = stream
             self._poll.register(source, select.POLLIN)
-        run = partial(spawn, command, environment, pipes["stdout"][1], pipes["stderr"][1])
+        words = self._words
+        run = partial(spawn, words["command"], words["environment"], pipes["stdout"][1], pipes["stderr"][1])
         try:
             pid = None
             if self._visible:
@@ -173,13 +174,6 @@ class Supervisor:
     def _send_all(self, signum: int) -> None:
         for pid in descendants():
             send(pid, signum)
-
-
-def read_words(path: str) -> list[str]:
-    """Return the content of a file whose words are separated by NUL."""
-    with open(path, "rb") as file:
-        data = file.read()
-    return [os.fsdecode(word) for word in data.split(b"\0")] if data else []
 
 
 def write_processes(folder: str, **pids: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from det_core.master.engines import Position, TrialLog
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._hunt import _left
+from det_core.master.engines._watch import find_processes
 from support import engine_driver
 
 COUNT = 200
@@ -91,6 +91,6 @@ def check(folder: Path, names: list[str]) -> None:
         else:
             exit = exits[0]["exit"]
             assert exit["cause"] in ("LOST", "NOT_STARTED") or exit["signal"] == signal.SIGKILL, exits
-        assert not _left(AllocationFolder(folder / "home" / "master" / "allocations" / name))
+        assert not find_processes(AllocationFolder(folder / "home" / "master" / "allocations" / name))
     alive = [pid for pid in (folder / "pids").read_text().split() if Path(f"/proc/{pid}").exists()]
     assert not [pid for pid in alive if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -12,9 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.master.engines._log_file import EVERY_LINE, Budget, LineFilter, LogFile, LogLine, last_lines
-from det_core.master.engines._supervisor import _output
-from det_core.master.engines._supervisor._output import MAX_LINE_BYTES, OutputLog
-from det_core.master.engines._supervisor._segments import LogWriter, find_segments, segment_name
+from det_core.master.engines._supervisor._log import (
+    MAX_LINE_BYTES,
+    LogWriter,
+    OutputLog,
+    find_segments,
+    segment_name,
+)
 
 BYTES = st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\xc3", b"\xa4", b"\xff", b"\x00"]), min_size=1, max_size=12)
 CHUNKS = st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), BYTES.map(b"".join)), max_size=20)
@@ -98,7 +102,7 @@ def test_middle_of_a_long_log_is_deleted_and_noted(tmp_path: Path) -> None:
 
 def test_progress_bar_is_written_once_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(_output.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     log = OutputLog(LogWriter(str(tmp_path), *KEY))
     for step in range(400):
         clock[0] = step / 100

@@ -73,7 +73,7 @@ async def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, watche
 async def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_watch, "OVERDUE", 0.5)
+    monkeypatch.setattr(_watch, "OVERDUE_TIMEOUT", 0.5)
     async with Local().bench(tmp_path) as bench:
         found = await running(bench, tmp_path)
         suspend(found["supervisor"])
@@ -140,14 +140,14 @@ async def test_two_allocations_have_ports_of_their_own(tmp_path: Path) -> None:
     async with Local().bench(tmp_path) as bench:
         await bench.engine.launch(spec("a", script))
         async with Local().bench(tmp_path, known={key("a"): None}) as second:
-            await second.engine.launch(spec("b", script))
+            await second.engine.launch(replace(spec("b", script), trial_id=2))
             await second.end_of("a"), await second.end_of("b")
             a, b = (texts(second, key(name))[0].split() for name in ("a", "b"))
             assert len({*a, *b}) == 8
 
 
 async def test_a_launch_that_a_death_cut_short_is_lost(tmp_path: Path) -> None:
-    folder_of(tmp_path, "a").create(spec("a"), 0)
+    folder_of(tmp_path, "a").create(spec("a"))
     async with Local().bench(tmp_path, known={key("a"): None}) as bench:
         assert (await bench.end_of("a")).cause is Cause.NOT_STARTED
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from det_core.master.engines import Claim, Ticket
-from det_core.master.engines._seen import seen
+from det_core.master.engines._environment import run_variables, seen_config
 from det_core.master.engines._slots import Slots
-from det_core.master.engines._variables import variables
 
 GPUS = Slots(2, ("0", "1"))
 
@@ -33,7 +31,7 @@ def told(folder: Path, gpus: Slots, **more: Any) -> dict[str, str]:
         "command": ["true"],
         "environment": {"ON": "cpu"},
     }
-    return variables(Ticket(**{**known, **more}), Claim("n", "t"), folder, folder, gpus, 0, sys.executable)
+    return run_variables(Ticket(**{**known, **more}), Claim("n", "t"), folder, folder, gpus)
 
 
 def test_the_users_variables_are_those_for_the_device_it_gets(tmp_path: Path) -> None:
@@ -66,13 +64,13 @@ def test_a_shared_storage_is_seen_as_the_folder_that_it_is() -> None:
         "propagation": "x",
         "save_trial_best": 2,
     }
-    assert seen({"name": "x", "checkpoint_storage": shared}) == {
+    assert seen_config({"name": "x", "checkpoint_storage": shared}) == {
         "name": "x",
         "checkpoint_storage": {"type": "directory", "container_path": "/data/a/b", "save_trial_best": 2},
     }
     for path, folder in ((None, "/data"), ("/data/c", "/data/c")):
         config = {"checkpoint_storage": {"type": "shared_fs", "host_path": "/data", "storage_path": path}}
-        assert seen(config)["checkpoint_storage"]["container_path"] == folder
+        assert seen_config(config)["checkpoint_storage"]["container_path"] == folder
     bucket = {"checkpoint_storage": {"type": "s3", "bucket": "b"}}
-    assert seen(bucket) == bucket
-    assert seen({}) == {}
+    assert seen_config(bucket) == bucket
+    assert seen_config({}) == {}

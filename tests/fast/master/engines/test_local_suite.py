@@ -8,7 +8,7 @@ from pathlib import Path
 
 from det_core.master.engines import Cause, Engine, LocalEngine, Slots
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._hunt import _left
+from det_core.master.engines._watch import find_processes
 from support.engine_suite import FOREVER, EngineSuite, key, spec
 
 
@@ -28,7 +28,7 @@ class TestLocalEngine(EngineSuite):
                 assert (await bench.end_of("next")).clean
                 report = await bench.end_of("gone")
                 assert report.cause is Cause.LOST
-                assert _left(AllocationFolder(folder)) == set(), "no process of it is left"
+                assert find_processes(AllocationFolder(folder)) == set(), "no process of it is left"
 
         self.run(work())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from det_core.master.engines import ID_PATTERN, LineFilter, LogLine, Position, TrialLog, append_lines, delete_folders
-from det_core.master.engines._supervisor._segments import segment_name
+from det_core.master.engines._supervisor._log import segment_name
 
 SOURCES = [(1, 0, "supervisor"), (1, 1, "supervisor"), (1, 0, "task"), (3, 0, "supervisor"), (3, 0, "master")]
 

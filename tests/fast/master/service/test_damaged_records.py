@@ -14,7 +14,6 @@ import pytest
 from det_core.errors import StoreError
 from det_core.master._errors import Invalid
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._journals import left
 from det_core.master.service import ServiceState, _queries, _reports, _runner, _steering
 from support.journals import open_journal
 from support.mastered import Bench, bench, checkpoints_of, deaf
@@ -149,7 +148,7 @@ def flip_bits(tmp_path: Path, door: str, count: int) -> None:
                 for state in folder.journal.glob("shipped-*"):
                     state.unlink()
                 trial = await running(b, BY_LENGTH)
-                for _, _, found in left(folder, alive=door == "shipped"):
+                for _, _, found in folder.read_journals(alive=door == "shipped"):
                     if door == "shipped":
                         await ship(b.service, trial, found)
                     else:
