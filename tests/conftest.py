@@ -21,7 +21,7 @@ from support import nest, warm
 from support.processes import free_port
 from support.servers import gcs_server, moto_server, rgw_server, s3_server
 
-pytest_plugins = ["support.cpu"]
+pytest_plugins = ["support.cpu", "support.timeouts"]
 gc.disable()  # what importing all the tests makes stays: see pytest_collection_finish
 __all__ = ["gcs_server", "moto_server", "rgw_server", "s3_server"]
 nest.adopt_orphans()

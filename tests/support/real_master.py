@@ -23,6 +23,8 @@ from support.servers import MARK
 T = TypeVar("T")
 ALLOCATION, BEARER = "Grpc-Metadata-x-allocation-token", "Authorization"
 """The two headers that carry a token."""
+MAX_SILENCE = 120
+"""Seconds without a byte of an answer, after which a request fails."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class RealMaster:
         headers = {} if shown is None else {header: f"Bearer {shown}"}
         url = self.url + ("" if path.startswith("/") else "/api/v1/") + path
         data = None if body is None else json.dumps(body)
-        return requests.request(method, url, data=data, headers=headers, allow_redirects=False)
+        return requests.request(method, url, data=data, headers=headers, allow_redirects=False, timeout=MAX_SILENCE)
 
     def get(self, path: str, **more: Any) -> Any:
         """Return the answer, which must be a 200."""

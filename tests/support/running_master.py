@@ -26,6 +26,8 @@ from support.scripted_engine import Launched, ScriptedEngine
 
 T = TypeVar("T")
 TOKEN = "the-user's-own-secret-token"
+MAX_SILENCE = 120
+"""Seconds without a byte of an answer, after which a request fails."""
 CONFIG = """
 name: test
 entrypoint: "true"
@@ -100,6 +102,7 @@ class Running:
         self.server = server = uvicorn.Server(server_config(self.app, limits, port=0))
         serving = asyncio.ensure_future(server._serve())
         while not server.started:
+            assert not serving.done(), "the server has ended before it listened"
             await asyncio.sleep(0.005)
         self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         self._ready.set()
@@ -119,7 +122,7 @@ class Running:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something on the master's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(MAX_SILENCE)
 
     def ask(self, method: str, path: str, body: Any = None, token: str | None = TOKEN, **more: Any) -> Answer:
         """Send a request as the contract's clients do: JSON without a content type."""
@@ -127,6 +130,7 @@ class Running:
         headers |= more.pop("headers", {})
         data = None if body is None else body if isinstance(body, (bytes, Iterator)) else json.dumps(body)
         url = self.url + ("" if path.startswith("/") else "/api/v1/") + path
+        more.setdefault("timeout", MAX_SILENCE)
         with requests.request(method, url, data=data, headers=headers, allow_redirects=False, **more) as response:
             return Answer(response)
 

@@ -7,6 +7,7 @@ status 1. It speaks to whichever service is there, and asks again when one has d
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -143,7 +144,8 @@ class ScriptedTrials:
 
     def abandon(self) -> None:
         """Detach the service, which has died: pending requests go to the next one."""
-        self._service = asyncio.get_running_loop().create_future()
+        if self._service.done():  # or somebody waits for the next one already, and would wait for ever
+            self._service = asyncio.get_running_loop().create_future()
         self.listener = None
         self._gone.set()
 
@@ -268,9 +270,13 @@ class ScriptedTrials:
         """Give the journal that a dead process left, then tell its end."""
         trial = self._trials.get(allocation_id)
         report = self._ended[allocation_id]
-        try:
-            if trial is not None and trial.records:
+        while trial is not None and trial.records:
+            try:
                 await listener.journal(allocation_id, 0, trial.records, 0)
-        except Stopping:
-            return
+                break
+            except Stopping:
+                return
+            except Exception:  # as the real engine: until the master takes it
+                traceback.print_exc()
+                await asyncio.sleep(0.05)
         queue.put_nowait(Ended(allocation_id, report))

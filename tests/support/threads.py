@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from det_core import core
 from support.processes import free_port, until
 
 T = TypeVar("T")
+PEER_TIMEOUT = 60
+"""Seconds for the other ranks to end once one has failed."""
 
 
 def as_ranks(size: int, work: Callable[[core.DistributedContext], T]) -> list[T]:
@@ -44,11 +47,31 @@ def as_ranks(size: int, work: Callable[[core.DistributedContext], T]) -> list[T]
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join_ranks(threads, lambda: next(iter(errors.values()), None))
     if errors:
         raise errors[min(errors)]
     return [results[rank] for rank in range(size)]
+
+
+def join_ranks(threads: Sequence[threading.Thread], error: Callable[[], BaseException | None]) -> None:
+    """Wait for the threads of all ranks.
+
+    Args:
+        threads: a thread per rank.
+        error: the exception of a rank that failed, if any: the others then have ``PEER_TIMEOUT`` seconds to end.
+
+    Raises:
+        BaseException: If one rank has failed and another waits for it for ever.
+    """
+    failed: float | None = None
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.1)
+            failure = error()
+            if failure is not None:
+                failed = failed or time.monotonic()
+                if time.monotonic() - failed > PEER_TIMEOUT:
+                    raise failure
 
 
 def once_it_waits(

@@ -13,6 +13,7 @@ import pytest
 
 from det_core.ipc import Communicators, connect
 from support.processes import free_port
+from support.threads import join_ranks
 
 Work = Callable[[Communicators], Any]
 
@@ -59,8 +60,8 @@ def started(rank_config: dict[str, Any]) -> tuple[threading.Thread, list[Any]]:
 
 def finish(*started: tuple[threading.Thread, list[Any]]) -> list[Any]:
     """Wait for the rendezvous of all, close them, and return their outcomes."""
-    for thread, _ in started:
-        thread.join()
+    failed = lambda: next((out[0] for _, out in started if out and isinstance(out[0], BaseException)), None)  # noqa: E731
+    join_ranks([thread for thread, _ in started], failed)
     outcomes = [out[0] for _, out in started]
     closing = [in_thread(o.close) for o in outcomes if isinstance(o, Communicators)]
     for thread, _ in closing:
@@ -113,8 +114,7 @@ def as_ranks(rank_config: Callable[..., dict[str, Any]]) -> Callable[..., Outcom
         threads = [threading.Thread(target=rank_main, args=(r,), daemon=True) for r in range(size)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        join_ranks(threads, lambda: next((o for o in outcomes if isinstance(o, BaseException)), None))
         return outcomes
 
     return run
