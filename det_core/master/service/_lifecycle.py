@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import func, select
 
@@ -26,6 +27,7 @@ from det_core.search import Search, Started, event_from_dict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
@@ -68,14 +70,25 @@ async def stop(service: ServiceState) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """Stored state of an experiment that has not ended."""
+    """Stored state of an experiment that has not ended.
+
+    Attributes:
+        row: Its row.
+        known: IDs of all its trials by their names; most of a long search have ended.
+        warm_start: Checkpoint that its trials start from, or None.
+        trials: Those that have not ended.
+        operations: Operations of these, by trial.
+        losses: Losses of these, by trial.
+        events: Events of its search.
+    """
 
     row: models.Experiment
+    known: dict[str, int]
+    warm_start: str | None
     trials: Sequence[models.Trial]
-    operations: dict[int, Sequence[models.Operation]]
+    operations: dict[int, list[models.Operation]]
     losses: dict[int, Losses]
-    events: Sequence[models.SearcherEvent]
-    count: int
+    events: Sequence[Row[Any]]
 
 
 def _read(session: Session) -> tuple[list[Kept], Sequence[models.Allocation], int, int]:
@@ -87,30 +100,30 @@ def _read(session: Session) -> tuple[list[Kept], Sequence[models.Allocation], in
 
 
 def _read_one(session: Session, row: models.Experiment) -> Kept:
-    found = trials.of_experiment(session, row.id)
-    live = [t for t in found if not State(t.state).terminal]
+    trial = models.Trial
+    operation = models.Operation
+    allocation = models.Allocation
+    named = session.execute(
+        select(trial.request_id, trial.id, trial.warm_start).where(trial.experiment_id == row.id).order_by(trial.id)
+    ).all()
+    live = (trial.experiment_id == row.id) & trial.state.in_(GOING_ON)
+    operations: defaultdict[int, list[models.Operation]] = defaultdict(list)
+    for given in session.scalars(select(operation).join(trial).where(live).order_by(operation.ordinal)):
+        operations[given.trial_id].append(given)
+    losses: defaultdict[int, Losses] = defaultdict(Losses)
+    ends = select(allocation.trial_id, allocation.exit_kind, allocation.latest_checkpoint).join(trial)
+    ended = ends.where(live, allocation.exit_kind.is_not(None)).order_by(allocation.run_id)
+    for trial_id, kind, start in session.execute(ended):
+        losses[trial_id].note(ExitKind(kind), start)
     return Kept(
         row=row,
-        trials=found,
-        operations={t.id: _operations_of(session, t.id) for t in live},
-        losses={t.id: _losses(session, t.id) for t in live},
+        known={name: number for name, number, _ in named},
+        warm_start=named[0].warm_start if named else None,
+        trials=trials.of_experiment(session, row.id, states=GOING_ON),
+        operations=operations,
+        losses=losses,
         events=searcher_events.after(session, row.id),
-        count=searcher_events.count(session, row.id),
     )
-
-
-def _operations_of(session: Session, trial_id: int) -> Sequence[models.Operation]:
-    operation = models.Operation
-    return session.scalars(select(operation).where(operation.trial_id == trial_id).order_by(operation.ordinal)).all()
-
-
-def _losses(session: Session, trial_id: int) -> Losses:
-    losses = Losses()
-    row = models.Allocation
-    ended = select(row.exit_kind, row.latest_checkpoint).where(row.trial_id == trial_id, row.exit_kind.is_not(None))
-    for kind, start in session.execute(ended.order_by(row.run_id)):
-        losses.note(ExitKind(kind), start)
-    return losses
 
 
 async def reload(service: ServiceState) -> None:
@@ -163,9 +176,10 @@ def _experiment(service: ServiceState, kept: Kept, search: Search | SearchWorker
         state=State(row.state),
         priority=row.priority,
         search=None,
-        events=kept.count,
+        known=kept.known,
+        events=len(kept.events),
         context=row.context,
-        warm_start=next((t.warm_start for t in kept.trials), None),
+        warm_start=kept.warm_start,
         error=row.error,
     )
     if isinstance(search, str):
@@ -175,14 +189,12 @@ def _experiment(service: ServiceState, kept: Kept, search: Search | SearchWorker
     if isinstance(search, SearchWorker):
         experiment.unanswered.extend(event_from_dict(event.event) for event in kept.events if event.actions is None)
     for trial in kept.trials:
-        experiment.known[trial.request_id] = trial.id
-        if not State(trial.state).terminal:
-            _trials.adopt(service, _trial(experiment, trial, kept))
+        _trials.adopt(service, _trial(experiment, trial, kept))
     return experiment
 
 
 def _trial(experiment: LiveExperiment, row: models.Trial, kept: Kept) -> LiveTrial:
-    given = kept.operations.get(row.id, ())
+    given = kept.operations.get(row.id, [])
     state = State(row.state)
     return LiveTrial(
         id=row.id,

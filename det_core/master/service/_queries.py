@@ -21,6 +21,7 @@ from det_core.master.store import experiments, models, searcher_events, series, 
 from det_core.protocol.records import ExperimentView, MetricView, SearchView, TrialView
 
 if TYPE_CHECKING:
+    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
@@ -200,7 +201,7 @@ async def search(service: ServiceState, experiment_id: int) -> SearchView:
     if row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
 
-    def look(session: Session) -> tuple[Sequence[models.SearcherEvent], int, int, int]:
+    def look(session: Session) -> tuple[Sequence[Row[Any]], int, int, int]:
         found = trials.of_experiment(session, experiment_id)
         return (
             searcher_events.after(session, experiment_id),

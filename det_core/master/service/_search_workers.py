@@ -19,12 +19,13 @@ from det_core.errors import DetCoreError
 from det_core.master._errors import Invalid
 from det_core.master.engines import unpack_archive
 from det_core.master.service._access import read_context
-from det_core.master.store import models
 from det_core.search import Search, Shutdown, action_from_dict, create_search, event_from_dict
 from det_core.search._worker import LENGTH, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from sqlalchemy import Row
 
     from det_core.config import Experiment
     from det_core.master.service._state import ServiceState
@@ -103,7 +104,7 @@ async def prepare_worker(
     return SearchWorker(spec, folder)
 
 
-def recall(spec: Experiment, rows: Iterable[models.SearcherEvent]) -> Search:
+def recall(spec: Experiment, rows: Iterable[Row[Any]]) -> Search:
     """Return a search without a worker as it was: recorded decisions are applied, and none is taken anew."""
     search = create_search(spec.searcher, spec.hyperparameters, spec.seed)
     for row in rows:
@@ -111,7 +112,7 @@ def recall(spec: Experiment, rows: Iterable[models.SearcherEvent]) -> Search:
     return search
 
 
-def is_over(row: models.SearcherEvent) -> bool:
+def is_over(row: Row[Any]) -> bool:
     """Return whether a search decided at this event to end."""
     return any(action["kind"] == Shutdown.kind for action in row.actions or ())
 
