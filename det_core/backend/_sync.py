@@ -24,7 +24,7 @@ from det_core.backend._rest import Task
 from det_core.backend._shipper import BatchSender, Refusal, send_journal
 from det_core.errors import MasterError, RunNotFound
 from det_core.journal import Cursor, Line, RunSummary, open_cursors, read_run
-from det_core.protocol import Credential, MasterSession
+from det_core.protocol import MasterSession
 
 TASK = "task.json"
 """File in the directory of a run under a master: its work there."""
@@ -82,10 +82,9 @@ def sync_run(
     """
     if not open_cursors(Path(folder)):
         raise RunNotFound(f"no reports of a run in {folder}")
-    credentials = []
-    if token:
-        credentials.append(Credential("Authorization", token))
-    session = MasterSession(canonical_url(url), credentials, cert_file=cert_file, cert_name=cert_name, timeout=patience)
+    session = MasterSession(
+        canonical_url(url), user_token=token, cert_file=cert_file, cert_name=cert_name, timeout=patience
+    )
     try:
         master = get_master_info(session)
         if not master.is_det_core:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from urllib.parse import quote
 
 from det_core.client._address import Address
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable
-from det_core.protocol import IDLE_TIMEOUT, Credential, MasterSession
+from det_core.protocol import IDLE_TIMEOUT, MasterSession
 
 RETRY_TIMEOUT = 2.0
 """Time during which a request is sent again if the connection fails, in seconds: as long as a master takes to start."""
@@ -32,16 +33,15 @@ class Master:
             timeout = RETRY_TIMEOUT
         self.address = address
         self._idle_timeout = idle_timeout
-        credentials = []
-        if address.token:
-            credentials.append(Credential("Authorization", address.token))
         self._session = MasterSession(
             address.url,
-            credentials,
+            user_token=address.token,
             cert_file=address.certificate,
             cert_name=address.certificate_name,
             timeout=timeout,
         )
+        # Functions of det_core.client open sessions that nobody closes, and cycles in requests would keep the sockets.
+        weakref.finalize(self, self._session.close)
 
     def __repr__(self) -> str:
         return f"Master({self.url!r})"
@@ -50,10 +50,6 @@ class Master:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # Functions of det_core.client open sessions that nobody closes, and cycles in requests would keep the sockets.
         self.close()
 
     @property

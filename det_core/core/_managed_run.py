@@ -27,7 +27,7 @@ from det_core.core._run import InitArguments, Run, close_quietly, describe_outco
 from det_core.core._searcher import Unit
 from det_core.core._signals import FlushOnSigterm
 from det_core.journal import Journal, RunFolder, rank_cursors
-from det_core.protocol import MasterSession, credentials
+from det_core.protocol import MasterSession
 from det_core.storage import event_files_of_experiment, storage_without_secrets
 
 logger = logging.getLogger("det_core.core")
@@ -158,7 +158,8 @@ def _prepare(
 def _session(environment: Environment, info: ClusterInfo) -> MasterSession:
     return MasterSession(
         info.master_url,
-        credentials(environment.session_token or info.session_token, environment.user_token),
+        session_token=environment.session_token or info.session_token,
+        user_token=environment.user_token,
         cert_file=environment.master_cert or info.master_cert_file,
         cert_name=environment.master_cert_name or info.master_cert_name,
         timeout=environment.master_timeout,

@@ -15,7 +15,7 @@ from det_core.backend._master import MasterInfo, get_master_info
 from det_core.backend._rest import RestBackend, Task
 from det_core.backend._shipper import BatchSender, ReportSender, Shipper
 from det_core.journal import Cursor, Journal
-from det_core.protocol import Credential, MasterSession
+from det_core.protocol import MasterSession
 from support.backend_suite import BackendCase, BackendSuite
 from support.foreign_master import foreign_master
 from support.ours import config
@@ -56,8 +56,7 @@ class Rest(BackendSuite):
         with foreign_master(self.version) as master:
             trial = master.add_trial(lengths=tuple(lengths))
             master.start(trial, folder / "info")
-            token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
-            session = MasterSession(master.url, [token])
+            session = MasterSession(master.url, session_token=f"token-{trial.allocation_id}")
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             info = MasterInfo(self.version)
             sender = ReportSender(session, trial.trial_id, trial.run_id, info)
@@ -87,8 +86,7 @@ class TestRestOfOurs(WithMetrics):
         running = Running(folder / "home", 1 << 20)
         try:
             spec = running.a_trial(config(folder, lengths[0]))
-            token = Credential("Grpc-Metadata-x-allocation-token", spec.session_token)
-            session = MasterSession(running.url, [token])
+            session = MasterSession(running.url, session_token=spec.session_token)
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             sender = BatchSender(session, spec.trial_id, spec.trial_run_id)
             shipper = Shipper([Cursor(folder, 0, 0)], sender, session, flush=journal.flush, folder=folder)

@@ -14,7 +14,7 @@ from det_core.backend._master import MasterInfo
 from det_core.backend._shipper import ReportSender, Shipper
 from det_core.errors import MasterError, MasterUnreachable, ReportsLost, ReportsNotShipped
 from det_core.journal import Cursor, Journal, PendingValue
-from det_core.protocol import Credential, MasterSession
+from det_core.protocol import MasterSession
 from support.foreign_master import ForeignMaster, Trial, foreign_master
 from support.processes import until
 from support.proxy import LOST, SILENT, proxy_before
@@ -35,8 +35,7 @@ def trial(master: ForeignMaster, tmp_path: Path) -> Trial:
 
 @contextmanager
 def shipping(folder: Path, url: str, trial: Trial, interval: float = 0.02) -> Iterator[tuple[Journal, Shipper]]:
-    token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
-    session = MasterSession(url, [token])
+    session = MasterSession(url, session_token=f"token-{trial.allocation_id}")
     journal = Journal(folder, run_id="r", restart=0, rank=0)
     sender = ReportSender(session, trial.trial_id, trial.run_id, MasterInfo("0.37.0"))
     cursor = Cursor(folder, 0, 0)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from det_core.errors import ContextClosed, MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
-from det_core.protocol import Credential, MasterSession, credentials
+from det_core.protocol import MasterSession
 from det_core.protocol.transport import MAX_DELAY, retry_delay
 from support.answers import Answers, Say, answering
 from support.processes import free_port, until
@@ -31,8 +31,8 @@ SHORT = 0.2
 
 
 @contextmanager
-def session_to(url: str, *shown: Credential, timeout: float = 300.0, **tls: str) -> Iterator[MasterSession]:
-    session = MasterSession(url, shown, timeout=timeout, **tls)  # type: ignore[arg-type]
+def session_to(url: str, timeout: float = 300.0, **how: str) -> Iterator[MasterSession]:
+    session = MasterSession(url, timeout=timeout, **how)  # type: ignore[arg-type]
     try:
         yield session
     finally:
@@ -89,19 +89,18 @@ def test_server_error_is_retried_on_request() -> None:
 
 
 def test_user_token_replaces_an_unknown_session_token_only() -> None:
-    shown = credentials("session", "user")
-    with answering(Say(401), OK, OK, Say(401)) as server, session_to(server.url, *shown) as session:
+    shown = {"session_token": "session", "user_token": "user"}
+    with answering(Say(401), OK, OK, Say(401)) as server, session_to(server.url, **shown) as session:
         session.call("GET", ABOUT)
         session.call("GET", ABOUT)
     headers = [headers for *_, headers in server.asked]
     assert headers[0]["Grpc-Metadata-x-allocation-token"] == "Bearer session" and "Authorization" not in headers[0]
     assert [each.get("Authorization") for each in headers[1:]] == ["Bearer user"] * 2
-    with answering(OK, Say(401)) as server, session_to(server.url, *shown) as session:
+    with answering(OK, Say(401)) as server, session_to(server.url, **shown) as session:
         session.call("GET", "/x")
         with pytest.raises(MasterDenied):
             session.call("GET", "/x")
     assert len(server.asked) == 2, "the token of an ended allocation was replaced by the user's"
-    assert credentials(None, "user") == [Credential("Authorization", "user")] and credentials(None, None) == []
 
 
 def test_threads_rejected_at_once_all_use_the_next_credential() -> None:
@@ -115,7 +114,7 @@ def test_threads_rejected_at_once_all_use_the_next_credential() -> None:
         return Say(401)
 
     answers: list[Any] = []
-    with answering(answer) as server, session_to(server.url, *credentials("session", "user")) as session:
+    with answering(answer) as server, session_to(server.url, session_token="session", user_token="user") as session:
         run_threads(count, lambda: answers.append(session.call("GET", "/x")))
     assert answers == [VERSION] * count
 
@@ -132,7 +131,7 @@ def test_netrc_and_proxies_do_not_apply_to_this_machine(tmp_path: Path, monkeypa
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login a password b\n")
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-    with answering(OK) as server, session_to(server.url, Credential("Authorization", "user")) as session:
+    with answering(OK) as server, session_to(server.url, user_token="user") as session:
         session.call("GET", ABOUT)
     assert server.asked[0][2]["Authorization"] == "Bearer user"
 
@@ -142,7 +141,7 @@ def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name, raising=False)
     with answering(OK) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        with session_to("http://master.invalid:80", Credential("Authorization", "user")) as session:
+        with session_to("http://master.invalid:80", user_token="user") as session:
             assert session.call("GET", ABOUT) == VERSION
     assert proxy.asked[0][1] == f"http://master.invalid:80{ABOUT}"
 
@@ -308,6 +307,5 @@ def test_certificate_is_checked_by_file_and_name(secure: Answers, certificate: P
         with session_to(secure.url, timeout=float("inf"), **tls) as session:
             with pytest.raises(MasterError, match=r"is not trusted .*: set DET_MASTER_CERT_FILE"):
                 session.call("GET", ABOUT)
-    with session_to(secure.url, cert_file=__file__) as session:
-        with pytest.raises(MasterError, match=r"DET_MASTER_CERT_FILE=.* has no certificates"):
-            session.call("GET", ABOUT)
+    with pytest.raises(MasterError, match=r"DET_MASTER_CERT_FILE=.* has no certificates"):
+        MasterSession(secure.url, cert_file=__file__)

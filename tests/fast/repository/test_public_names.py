@@ -66,7 +66,7 @@ PUBLIC = {
     """,
     "det_core.ipc": "Channel Communicator Communicators connect",
     "det_core.backend": "Backend LocalBackend",
-    "det_core.protocol": "Credential IDLE_TIMEOUT MasterSession credentials",
+    "det_core.protocol": "IDLE_TIMEOUT MasterSession",
     "det_core.master.engines": """
         EVERY_LINE ID_PATTERN AllocationFolder Cause Claim Copy Ended Engine Event ExitReport LineFilter
         Listener LocalEngine LogLine Moved Notice Page Pool Position Slots Ticket TrialLog append_lines
