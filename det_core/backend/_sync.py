@@ -186,7 +186,7 @@ class _Sync:
         self._progress(min(sum(cursor.offset for cursor in self._cursors), total), total)
 
     def _experiment(self, run: RunSummary) -> int:
-        config: dict[str, Any] = {"name": run.name or run.run_id, "searcher": SEARCHER, "labels": ["det-core sync"]}
+        config: dict[str, Any] = {"name": run.name or run.run_id, "searcher": SEARCHER}
         if argv := run.argv:
             config["description"] = " ".join(argv)[:MAX_DESCRIPTION]
         body = {"config": json.dumps(config), "unmanaged": True, **_start_time(run)}

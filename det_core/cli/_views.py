@@ -32,7 +32,7 @@ _PLAIN_LEVELS = ("", "UNSPECIFIED", "INFO")
 def experiment_json(experiment: Experiment, *, result: bool = False) -> dict[str, Any]:
     """Return an experiment for a program; with ``result`` also its best trial and that one's checkpoint."""
     record = experiment.record
-    names = ("id", "name", "state", "progress", "description", "labels", "searcher_type", "num_trials", "priority",
+    names = ("id", "name", "state", "progress", "description", "searcher_type", "num_trials", "priority",
              "smaller_is_better", "best_metric", "start_time", "end_time", "stopping_trials", "stop_by_time", "error",
              "remarks")  # fmt: skip
     view = {name: getattr(record, name) for name in names}

@@ -327,7 +327,6 @@ def _facts(experiment: Experiment) -> Iterator[tuple[str, object]]:
     yield "started", when(record.start_time)
     yield "ended", when(record.end_time)
     yield "description", record.description or None
-    yield "labels", ", ".join(record.labels) or None
     yield from failure_facts(experiment)
     best = experiment.best_trial
     if best is not None and best.best_metric is not None:

@@ -109,7 +109,6 @@ def script_config(name: str | None, slots: int, max_restarts: int, script: Seque
         "searcher": {"name": "single", "metric": "loss"},
         "max_restarts": max_restarts,
         "resources": {"slots_per_trial": slots},
-        "labels": ["det-core run"],
     }
 
 

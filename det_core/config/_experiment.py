@@ -42,7 +42,6 @@ class Experiment:
 
     name = _ConfigValue[str]("name")
     description = _ConfigValue["str | None"]("description")
-    labels = _ConfigValue[list[str]]("labels")
     entrypoint = _ConfigValue["str | list[str] | None"]("entrypoint")
     max_restarts = _ConfigValue[int]("max_restarts")
     slots_per_trial = _ConfigValue[int]("resources", "slots_per_trial")

@@ -434,7 +434,7 @@ class ExperimentFile(Section):
     environment: Environment = key(Environment(), "environment of trials")
     data: dict[str, Any] = key({}, "your own data, in scripts as `info.user_data`")
     description: str | None = key(None, "description for people")
-    labels: list[Text] = key([], "labels to find it by")
+    labels: list[Text] = key([], "labels, for display")
     workspace: str | None = key(None, "workspace, for display")
     project: str | None = key(None, "project, for display")
     debug: Flag = key(False, "whether launchers and trial classes log more")

@@ -31,7 +31,6 @@ class ExperimentView:
     state: str
     name: str = ""
     description: str = ""
-    labels: list[str] = field(default_factory=list)
     progress: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
     original_config: str = ""
@@ -42,7 +41,6 @@ class ExperimentView:
     stopping_trials: int = 0
     stop_by_time: float | None = None
     priority: int | None = None
-    archived: bool = False
     unmanaged: bool = False
     parent_id: int | None = on_wire("forked_from", default=None)
     external_id: str | None = on_wire("external_experiment_id", default=None)

@@ -56,7 +56,7 @@ from fast.master.store.test_subjects import (
     test_change_writes_without_loading,
     test_equal_storages_have_one_id,
     test_events_are_counted_in_each_experiment,
-    test_experiments_are_found_by_state_name_and_label,
+    test_experiments_are_found_by_state_and_name,
     test_key_values,
     test_the_last_operation_is_current,
     test_tokens_are_stored_as_digests_until_they_are_revoked,

@@ -127,7 +127,6 @@ class PatchExperimentRequest(Body):
 
     name: str | None = None
     description: str | None = None
-    labels: list[str] | None = None
     resources: Resources = Resources()
     checkpoint_storage: KeptCheckpoints | None = None
 
@@ -166,9 +165,7 @@ async def put_experiment(external_id: str, body: PutExperimentRequest, service: 
 async def list_experiments(
     service: TheService,
     states: Annotated[list[str], Query()] = [],  # noqa: B006
-    labels: Annotated[list[str], Query()] = [],  # noqa: B006
     name: str | None = None,
-    archived: bool | None = None,
     order_by: Annotated[str, Query(pattern="^(ORDER_BY_)?(ASC|DESC)$")] = "ORDER_BY_ASC",
     sort_by: Annotated[str, Query(description="SORT_BY_START_TIME, or else by number")] = "SORT_BY_ID",
     offset: Offset = 0,
@@ -178,9 +175,7 @@ async def list_experiments(
     views, total = await _queries.find_experiments(
         service,
         states=[state_in(s) for s in states],
-        labels=labels,
         name=name,
-        archived=archived,
         newest_first=order_by.endswith("DESC"),
         by_start=sort_by.removeprefix("SORT_BY_") == "START_TIME",
         limit=rows_of_page(limit),
@@ -244,14 +239,13 @@ async def continue_experiment(body: ContinueRequest, service: TheService) -> Res
 
 @routes.user.patch("/experiments/{experiment_id}")
 async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService) -> Response:
-    """Change name, description, labels, priority, or how many checkpoints are kept."""
+    """Change name, description, priority, or how many checkpoints are kept."""
     kept = body.checkpoint_storage
     view = await _steering.patch_experiment(
         service,
         experiment_id,
         name=body.name,
         description=body.description,
-        labels=body.labels,
         priority=body.resources.priority,
         checkpoint_storage=None if kept is None else kept.model_dump(exclude_none=True),
     )
@@ -262,8 +256,6 @@ async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentReq
 @routes.user.post("/experiments/{experiment_id}/pause")
 @routes.user.post("/experiments/{experiment_id}/cancel")
 @routes.user.post("/experiments/{experiment_id}/kill")
-@routes.user.post("/experiments/{experiment_id}/archive")
-@routes.user.post("/experiments/{experiment_id}/unarchive")
 async def steer(experiment_id: ExperimentId, request: Request, service: TheService) -> Response:
     """Carry out the action that ends the path."""
     await ACTIONS[end_of_route(request)](service, experiment_id)
@@ -275,8 +267,6 @@ ACTIONS = {
     "pause": _steering.pause,
     "cancel": _steering.cancel,
     "kill": _steering.kill,
-    "archive": _steering.archive,
-    "unarchive": _steering.unarchive,
 }
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 USER = "determined"
 """Name of the one user, which the contract's clients expect."""
-_OWNER = {
+_SAME_FOR_ALL = {
+    "archived": False,
     "username": USER,
     "displayName": USER,
     "userId": 1,
@@ -23,7 +24,7 @@ _OWNER = {
 
 def experiment(view: ExperimentView) -> dict[str, Any]:
     """Return an experiment."""
-    return {**encode(view), **_OWNER, "jobId": f"experiment-{view.id}"}
+    return {**encode(view), **_SAME_FOR_ALL, "jobId": f"experiment-{view.id}"}
 
 
 def experiment_reply(view: ExperimentView) -> dict[str, Any]:

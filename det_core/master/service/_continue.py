@@ -89,7 +89,6 @@ def _reopen(session: Session, experiment_id: int, spec: Experiment) -> None:
         config=spec.data,
         error=None,
         end_time=None,
-        archived=False,
     )
     _retention.due(session, remove=experiment_id)
 

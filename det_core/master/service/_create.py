@@ -342,7 +342,6 @@ def _record(
             state=state.value,
             name=spec.name,
             description=spec.description or "",
-            labels=list(spec.labels),
             config=spec.data,
             original_config=drafted.original,
             warnings=list(spec.warnings),

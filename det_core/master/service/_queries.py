@@ -57,9 +57,7 @@ async def find_experiments(
     service: ServiceState,
     *,
     states: Sequence[str] = (),
-    labels: Sequence[str] = (),
     name: str | None = None,
-    archived: bool | None = None,
     newest_first: bool = False,
     by_start: bool = False,
     limit: int | None = None,
@@ -70,9 +68,7 @@ async def find_experiments(
     Args:
         service: State of the service.
         states: Only those in one of these states; none for all.
-        labels: Only those with all of these labels.
         name: Only those whose name contains this text.
-        archived: Only those that are archived, or only others. Defaults to both.
         newest_first: Whether to reverse the order.
         by_start: Whether to sort them by when they started. Defaults to their IDs.
         limit: Maximum number. Defaults to all.
@@ -85,9 +81,7 @@ async def find_experiments(
         rows, total = experiments.find(
             session,
             states=list(states),
-            labels=labels,
             name=name,
-            archived=archived,
             newest_first=newest_first,
             by_start=by_start,
             limit=limit,

@@ -1,8 +1,8 @@
-"""Changes of experiments: pause, activate, stop, end, priority, archive, patch; and the kill of a trial."""
+"""Changes of experiments: pause, activate, stop, end, priority, patch; and the kill of a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
@@ -224,34 +224,12 @@ async def set_priority(service: ServiceState, experiment_id: int, priority: int)
     await service.actor.do(command)
 
 
-async def archive(service: ServiceState, experiment_id: int) -> None:
-    """Hide an ended experiment from lists.
-
-    Raises:
-        NotFound: If the experiment does not exist.
-        WrongState: If it has not ended.
-    """
-    row = await experiment_row(service, experiment_id)
-    if experiment_id in service.live.experiments or (row.unmanaged and row.end_time is None):
-        raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): it cannot be archived yet")
-    await service.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=True))
-    service.subscriptions.publish(("experiment", experiment_id))
-
-
-async def unarchive(service: ServiceState, experiment_id: int) -> None:
-    """Undo :func:`archive`."""
-    await experiment_row(service, experiment_id)
-    await service.store.write(lambda session: change(session, models.Experiment, experiment_id, archived=False))
-    service.subscriptions.publish(("experiment", experiment_id))
-
-
 async def patch_experiment(
     service: ServiceState,
     experiment_id: int,
     *,
     name: str | None = None,
     description: str | None = None,
-    labels: Sequence[str] | None = None,
     priority: int | None = None,
     checkpoint_storage: Mapping[str, Any] | None = None,
 ) -> ExperimentView:
@@ -262,7 +240,6 @@ async def patch_experiment(
         experiment_id: ID of the experiment.
         name: New name.
         description: New description.
-        labels: New labels, instead of all that it has.
         priority: New priority, 1 (first) to 99, of an experiment that has not ended.
         checkpoint_storage: New counts of checkpoints to keep, ``save_…``; applied at once if it has ended.
 
@@ -288,9 +265,6 @@ async def patch_experiment(
         if description is not None:
             data["description"] = description
             row.description = description
-        if labels is not None:
-            data["labels"] = list(labels)
-            row.labels = list(labels)
         data["checkpoint_storage"] = {**data["checkpoint_storage"], **counts}
         row.config = data
         return data

@@ -26,8 +26,6 @@ def find(
     *,
     states: Sequence[str] = (),
     name: str | None = None,
-    labels: Sequence[str] = (),
-    archived: bool | None = None,
     newest_first: bool = False,
     by_start: bool = False,
     limit: int | None = None,
@@ -39,8 +37,6 @@ def find(
         session: Session that reads.
         states: Only those in one of these; none for all.
         name: Only those whose name contains this in any case.
-        labels: Only those that have all of these.
-        archived: Only those that are archived, or are not.
         newest_first: Whether to reverse the order.
         by_start: Whether to sort by start time, then by ID.
         limit: Maximum number.
@@ -51,12 +47,6 @@ def find(
         statement = statement.where(Experiment.state.in_(states))
     if name:
         statement = statement.where(func.lower(Experiment.name).contains(name.lower(), autoescape=True))
-    if archived is not None:
-        statement = statement.where(Experiment.archived == archived)
-    if labels:
-        # Labels are JSON: compared here, without the configurations of all those that do not match.
-        pairs = session.execute(statement.with_only_columns(Experiment.id, Experiment.labels))
-        statement = statement.where(Experiment.id.in_([number for number, own in pairs if set(labels) <= set(own)]))
     total = session.scalars(select(func.count()).select_from(statement.subquery())).one()
     keys = [Experiment.start_time, Experiment.id] if by_start else [Experiment.id]
     statement = statement.order_by(*(key.desc() if newest_first else key for key in keys))

@@ -124,7 +124,6 @@ class Experiment(Base, kw_only=True):
     state: Mapped[str]
     name: Mapped[str]
     description: Mapped[str] = mapped_column(default="")
-    labels: Mapped[list[str]] = mapped_column(default_factory=list)
     config: Mapped[dict[str, Any]]
     original_config: Mapped[str] = mapped_column(default="")
     warnings: Mapped[list[str]] = mapped_column(default_factory=list)
@@ -132,7 +131,6 @@ class Experiment(Base, kw_only=True):
     seed: Mapped[int] = mapped_column(default=0)
     priority: Mapped[int] = mapped_column(default=42)
     progress: Mapped[float] = mapped_column(default=0.0)
-    archived: Mapped[bool] = mapped_column(default=False)
     unmanaged: Mapped[bool] = mapped_column(default=False)
     parent_id: Mapped[int | None] = mapped_column(default=None)
     external_id: Mapped[str | None] = mapped_column(default=None, unique=True)

@@ -28,7 +28,7 @@ def test_experiment_data_are_a_valid_experiment_file(name: str) -> None:
 
 def test_experiment_properties_equal_values_of_file() -> None:
     e = read("everything.yaml")
-    assert (e.name, e.description, e.labels) == ("mnist-grid", "Each point of a grid.", ["mnist", "grid"])
+    assert (e.name, e.description, e.data["labels"]) == ("mnist-grid", "Each point of a grid.", ["mnist", "grid"])
     assert e.entrypoint == "python3 -m determined.launch.torch_distributed -- python3 train.py --data /data"
     assert (e.max_restarts, e.slots_per_trial, e.max_slots, e.priority) == (2, 2, 8, 10)
     assert e.preemption_timeout == 600

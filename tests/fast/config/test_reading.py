@@ -76,7 +76,7 @@ def test_override_changes_value_and_creates_sections() -> None:
     overrides = ["searcher.metric=accuracy", "resources.slots_per_trial=2", "labels=[a, b]", "labels.1=c", "name=x=y",
                  "data.deep.er=1e-3", "hyperparameters={lr: 0.1}", "max_restarts=0", "description="]  # fmt: skip
     made = experiment("description: words", overrides=overrides)
-    assert (made.metric, made.slots_per_trial, made.labels, made.name) == ("accuracy", 2, ["a", "c"], "x=y")
+    assert (made.metric, made.slots_per_trial, made.data["labels"], made.name) == ("accuracy", 2, ["a", "c"], "x=y")
     assert made.data["data"] == {"deep": {"er": 1e-3}}
     assert made.hyperparameters == {"lr": {"type": "const", "val": 0.1}}
     assert (made.max_restarts, made.description) == (0, None)

@@ -54,7 +54,7 @@ ROUTES: dict[tuple[str, str], str] = {
     ("PUT", "/api/v1/experiments/by-external-id/{external_id}"): USER,
     ("PATCH", E): USER,
     ("DELETE", E): USER,
-    **{("POST", f"{E}/{name}"): USER for name in ("activate", "pause", "cancel", "kill", "archive", "unarchive")},
+    **{("POST", f"{E}/{name}"): USER for name in ("activate", "pause", "cancel", "kill")},
     ("POST", f"{T}/kill"): USER,
     ("POST", f"{T}/start"): USER,
     ("PATCH", T): USER,

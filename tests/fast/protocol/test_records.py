@@ -69,5 +69,5 @@ def test_fields_are_where_clients_of_the_contract_expect_them() -> None:
 
 def test_decode_fills_what_another_version_leaves_out_and_ignores_what_it_adds() -> None:
     record = decode(ExperimentView, {"id": 3, "state": "STATE_ACTIVE", "bestTrialSearcherMetric": "Infinity", "new": 1})
-    assert (record.id, record.state, record.progress, record.labels) == (3, "ACTIVE", 0.0, [])
+    assert (record.id, record.state, record.progress) == (3, "ACTIVE", 0.0)
     assert record.best_metric == math.inf

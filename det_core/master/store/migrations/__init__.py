@@ -1,4 +1,4 @@
 """Steps of the schema: a file each in ``versions``, run by alembic in the transaction that opens an older database."""
 
-HEAD = "0003"
+HEAD = "0004"
 """The newest step."""

@@ -1,4 +1,4 @@
-"""User actions on experiments: continue, warm start, retention, patch, archive, delete."""
+"""User actions on experiments: continue, warm start, retention, patch, delete."""
 
 from __future__ import annotations
 
@@ -292,18 +292,16 @@ async def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path:
 async def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
     async with bench(tmp_path, train) as b:
         s = b.service
-        created = await _create.create_experiment(
-            s, config_of(SINGLE, labels=["a"]), activate=False, external_id="mine"
-        )
+        created = await _create.create_experiment(s, config_of(SINGLE), activate=False, external_id="mine")
         number = created["experiment"].id
         assert created["experiment"].state == "PAUSED" and not b.engine.launched
         with pytest.raises(Conflict, match="mine"):
             await _create.create_experiment(s, config_of(SINGLE), external_id="mine")
-        for early in (_retention.delete_experiment, _steering.archive, _continue.continue_experiment):
+        for early in (_retention.delete_experiment, _continue.continue_experiment):
             with pytest.raises(WrongState):
                 await early(s, number)
-        view = await _steering.patch_experiment(s, number, name="new", description="d", labels=["b"], priority=7)
-        assert (view.name, view.description, view.labels, view.priority) == ("new", "d", ["b"], 7)
+        view = await _steering.patch_experiment(s, number, name="new", description="d", priority=7)
+        assert (view.name, view.description, view.priority) == ("new", "d", 7)
         with pytest.raises(Invalid, match="priority"):
             await _steering.set_priority(s, number, 0)
         with pytest.raises(Invalid, match="bucket"):
@@ -311,10 +309,7 @@ async def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         await _steering.pause(s, number)
         await _steering.activate(s, number)
         assert await b.ended(number) == "COMPLETED"
-        await _steering.archive(s, number)
-        assert [e.id for e in await experiments_of(s, archived=True, labels=["b"], name="ne")] == [number]
-        await _steering.unarchive(s, number)
-        assert await experiments_of(s, archived=True) == []
+        assert [e.id for e in await experiments_of(s, name="ne")] == [number]
         assert await _queries.context(s, number) == b""
         state = await _queries.search(s, number)
         assert (state.progress, state.trials_requested, state.trials_closed) == (1.0, 1, 1)

@@ -72,6 +72,6 @@ async def test_steps_of_an_experiment_are_published_after_they_are_recorded(tmp_
         expected = {("experiment", number), ("trial", trial.id), ("metrics", trial.id)}
         assert expected <= set(changed)
         cursor = changes.cursor
-        await _steering.archive(b.service, number)
+        await _steering.patch_experiment(b.service, number, name="other")
         changed = changes.since(cursor)  # with its trial, whose checkpoints are removed meanwhile
         assert changed is not None and ("experiment", number) in changed

@@ -36,7 +36,6 @@ def test_an_experiment_is_created_changed_and_found(session: Session) -> None:
         name="Größe",
         config={"searcher": {"name": "single"}},
         original_config="name: Größe\n",
-        labels=["a", "b"],
         warnings=["odd"],
         seed=2**40,
         external_id="mine",
@@ -47,7 +46,7 @@ def test_an_experiment_is_created_changed_and_found(session: Session) -> None:
     created = {name: getattr(row, name) for name in columns}
     assert loaded_anew(session, row) == created
     assert experiments.by_external_id(session, "mine") is row
-    changes = {"state": "ACTIVE", "progress": 0.5, "priority": 1, "labels": ["c"], "end_time": 7.5}
+    changes = {"state": "ACTIVE", "progress": 0.5, "priority": 1, "end_time": 7.5}
     change(session, Experiment, row.id, **changes)
     assert loaded_anew(session, row) == {**created, **changes}
     assert session.get(Experiment, row.id + 1) is None
@@ -64,9 +63,9 @@ def test_change_writes_without_loading(session: Session, trial: int) -> None:
     assert session.scalars(select(Operation.completed)).all() == [True]
 
 
-def test_experiments_are_found_by_state_name_and_label(session: Session) -> None:
-    for name, state, labels in [("One", "ACTIVE", ["x"]), ("two%", "COMPLETED", ["x", "y"]), ("three", "DELETED", [])]:
-        session.add(Experiment(state=state, name=name, config={}, labels=labels))
+def test_experiments_are_found_by_state_and_name(session: Session) -> None:
+    for name, state in [("One", "ACTIVE"), ("two%", "COMPLETED"), ("three", "DELETED")]:
+        session.add(Experiment(state=state, name=name, config={}))
         session.flush()
 
     def names(**options: Any) -> list[str]:
@@ -79,10 +78,7 @@ def test_experiments_are_found_by_state_name_and_label(session: Session) -> None
     assert names(states=["COMPLETED", "DELETED"]) == ["two%"]
     assert names(name="ONE") == ["One"]
     assert names(name="%") == ["two%"]
-    assert names(labels=["x"], offset=1, limit=1) == ["two%"]
-    assert names(labels=["x", "y"]) == ["two%"]
-    assert names(archived=True) == []
-    assert experiments.find(session, labels=["x"], limit=1)[1] == experiments.find(session, limit=1)[1] == 2
+    assert experiments.find(session, limit=1)[1] == 2
 
 
 def test_a_trial_is_created_once_and_changed(session: Session, trial: int) -> None:
