@@ -193,6 +193,7 @@ class LogView:
     id: str
     task_id: str
     timestamp: float
+    trial_id: int | None = None
     allocation_id: str | None = None
     rank: int | None = on_wire("rank_id", default=None)
     level: str = on_wire(encode=_encode_level, decode=lambda level: level.removeprefix("LOG_LEVEL_"), default="INFO")

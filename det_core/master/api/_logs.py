@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fastapi import Query, Request
@@ -10,18 +12,29 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 
 from det_core import _clock
-from det_core.master._errors import NotFound, Stopping
-from det_core.master.api import _shapes as shapes
+from det_core.master._errors import Invalid, NotFound, Stopping
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
-from det_core.master.api._types import INT32, INT64, LINES, NDJSON, Body, Int64, Timestamp, TrialId, done, encode_line
+from det_core.master.api._types import (
+    INT32,
+    INT64,
+    LINES,
+    NDJSON,
+    Body,
+    ExperimentId,
+    Int64,
+    Timestamp,
+    TrialId,
+    done,
+    encode_line,
+)
 from det_core.master.engines import ID_PATTERN, LineFilter, LogLine
-from det_core.master.service._logs import LogQuery, append_sent, open_log
+from det_core.master.service._logs import CURSOR_PATTERN, LogCursor, LogQuery, append_sent, open_log
+from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
     from det_core.master.api._routing import PendingRequests
     from det_core.master.service._logs import LogReader
-    from det_core.protocol.records import LogView
 
 routes = Routes("logs")
 plain_routes = Routes("logs", prefix="")
@@ -31,30 +44,41 @@ BLANK_LINE_INTERVAL = 15.0
 """Seconds without a line after which a log that is followed sends a blank one, so that nobody takes it for dead."""
 
 
-class LogParameters(BaseModel):
-    """Which lines of a log to send."""
+class LineParameters(BaseModel):
+    """Which lines to send, and whether to go on with new ones."""
 
-    follow: bool = Field(False, description="Whether to go on until the trial has ended.")
-    after: str = Field("", pattern=ID_PATTERN + "|^$", description="ID of a line: only newer ones.")
-    before: str = Field("", pattern=ID_PATTERN + "|^$", description="ID of a line: only older ones.")
-    since: Timestamp | None = Field(None, description="Only lines that came at this time or later.")
-    until: Timestamp | None = Field(None, description="Only lines that came before this time.")
+    follow: bool = Field(False, description="Whether to go on until the trial, or the experiment, has ended.")
     tail: int | None = Field(None, ge=1, le=INT32, description="Only the last of all these.")
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None = Field(None, description="Lowest level.")
     rank: int | None = Field(None, ge=0, le=999_999_999, description="Only lines that begin with this rank.")
+
+    def to_query(self) -> LogQuery:
+        """Return the query of the service."""
+        return LogQuery(tail=self.tail, choice=LineFilter(self.level, self.rank), follow=self.follow)
+
+
+class TrialLogParameters(LineParameters):
+    """Which lines of a trial's log to send."""
+
+    after: str = Field("", pattern=ID_PATTERN + "|^$", description="ID of a line: only newer ones.")
+    before: str = Field("", pattern=ID_PATTERN + "|^$", description="ID of a line: only older ones.")
     limit: int = Field(0, ge=0, le=INT32, description="At most so many; 0: all.")
 
     def to_query(self) -> LogQuery:
         """Return the query of the service."""
-        return LogQuery(
-            after=self.after,
-            before=self.before,
-            since=self.since,
-            until=self.until,
-            tail=self.tail,
-            choice=LineFilter(self.level, self.rank),
-            follow=self.follow,
-        )
+        return replace(super().to_query(), after=self.after, before=self.before)
+
+
+class ExperimentLogParameters(LineParameters):
+    """Which lines of the logs of an experiment's trials to send."""
+
+    after: str = Field("", pattern=CURSOR_PATTERN + "|^$", description="A cursor: only what comes behind it.")
+
+    def to_query(self) -> LogQuery:
+        """Return the query of the service."""
+        if self.after and self.tail is not None:
+            raise Invalid("after and tail exclude each other for the trials of an experiment")
+        return replace(super().to_query(), cursor=LogCursor.from_text(self.after) if self.after else None)
 
 
 @routes.trial.get("/trials/{trial_id}/logs", response_class=StreamingResponse, responses=LINES)
@@ -63,11 +87,11 @@ async def trial_logs(
     trial_id: TrialId,
     service: TheService,
     pending: ThePendingRequests,
-    parameters: Annotated[LogParameters, Query()],
+    parameters: Annotated[TrialLogParameters, Query()],
 ) -> Response:
-    """The log of a trial, a JSON object a line; with ``follow`` it goes on until the trial has ended."""
+    """Send the log of a trial, a JSON object a line; with ``follow`` it goes on until the trial has ended."""
     reader = await open_log(service, parameters.to_query(), trial_id=trial_id)
-    return await _send_log(request, pending, reader, parameters)
+    return await _send_log(request, pending, reader, parameters.limit)
 
 
 @routes.trial.get("/tasks/{task_id}/logs", response_class=StreamingResponse, responses=LINES)
@@ -76,43 +100,56 @@ async def task_logs(
     task_id: str,
     service: TheService,
     pending: ThePendingRequests,
-    parameters: Annotated[LogParameters, Query()],
+    parameters: Annotated[TrialLogParameters, Query()],
 ) -> Response:
-    """The log of a task, as that of a trial."""
+    """Send the log of a task, as that of a trial."""
     reader = await open_log(service, parameters.to_query(), task_id=task_id)
-    return await _send_log(request, pending, reader, parameters)
+    return await _send_log(request, pending, reader, parameters.limit)
+
+
+@routes.trial.get("/experiments/{experiment_id}/logs", response_class=StreamingResponse, responses=LINES)
+async def experiment_logs(
+    request: Request,
+    experiment_id: ExperimentId,
+    service: TheService,
+    pending: ThePendingRequests,
+    parameters: Annotated[ExperimentLogParameters, Query()],
+) -> Response:
+    """Send the logs of all trials of an experiment, merged by time; the last line of each part has a ``cursor``."""
+    reader = await open_log(service, parameters.to_query(), experiment_id=experiment_id)
+    return await _send_log(request, pending, reader, has_cursor=True)
 
 
 async def _send_log(
-    request: Request, pending: PendingRequests, reader: LogReader, parameters: LogParameters
+    request: Request, pending: PendingRequests, reader: LogReader, limit: int = 0, *, has_cursor: bool = False
 ) -> Response:
-    request.state.is_followed = parameters.follow
-    limit = parameters.limit or INT64
+    request.state.is_followed = reader.is_followed
+    left = limit or INT64
 
-    async def read(most: int, timeout: float) -> list[LogView]:
-        return await pending.wait(reader.read(min(most, MAX_LOG_LINES), timeout))
+    async def read(timeout: float) -> bytes:
+        """Return the next lines; blank if there are none yet."""
+        nonlocal left
+        lines = await pending.wait(reader.read(min(left, MAX_LOG_LINES), timeout))
+        left -= len(lines)
+        shapes = [{**encode(line), "message": line.log} for line in lines]
+        if shapes and has_cursor:
+            shapes[-1]["cursor"] = str(reader.cursor)
+        return b"".join(map(encode_line, shapes))
 
-    first = await read(limit, 0.0)
+    first = await read(0.0)
 
     async def send() -> AsyncIterator[bytes]:
         """Yield the lines; end early, without an error, when the server stops, or they are deleted meanwhile."""
         nonlocal first
-        left = limit
-        lines = first
-        first = []
-        try:
-            while True:
-                left -= len(lines)
-                text = b"".join(encode_line(shapes.log_line(line)) for line in lines)
-                lines = []  # not kept while a slow reader takes them
-                yield text
-                if reader.is_over or left <= 0:
-                    return
-                lines = await read(left, BLANK_LINE_INTERVAL)
-                if not lines and not reader.is_over:
-                    yield b"\n"
-        except (Stopping, NotFound):
-            return
+        text = first
+        first = b""
+        with suppress(Stopping, NotFound):
+            yield text
+            while left > 0 and not reader.is_over:
+                text = b""  # not kept while the next lines are read
+                text = await read(BLANK_LINE_INTERVAL)
+                if text or not reader.is_over:
+                    yield text or b"\n"
 
     return StreamingResponse(send(), media_type=NDJSON)
 

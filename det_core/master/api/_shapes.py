@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
-    from det_core.protocol.records import ExperimentView, LogView, TrialView
+    from det_core.protocol.records import ExperimentView, TrialView
 
 USER = "determined"
 """Name of the one user, which the contract's clients expect."""
@@ -39,8 +39,3 @@ def trial(view: TrialView) -> dict[str, Any]:
         if validation in shape:
             shape[validation]["numInputs"] = 0
     return shape
-
-
-def log_line(view: LogView) -> dict[str, Any]:
-    """Return one line of a log."""
-    return {**encode(view), "message": view.log}

@@ -10,11 +10,12 @@ from __future__ import annotations
 import heapq
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._log_file import (
@@ -37,8 +38,9 @@ MAX_READ_CHARS = 256 << 10
 MAX_LINE_CHARS = 64 * 1024
 """Characters after which a line that is appended goes on in the next one."""
 _PLACE = re.compile(r"([0-9]{1,5})\.(supervisor|master|task)\.([0-9]{1,18})")
-ID_PATTERN = rf"^[0-9]{{1,9}}(\.{_PLACE.pattern}(~{_PLACE.pattern})*)?$"
-"""Pattern of the ID of a line; a run alone is its beginning."""
+POSITION_PATTERN = rf"[0-9]{{1,9}}(\.{_PLACE.pattern}(~{_PLACE.pattern})*)?"
+ID_PATTERN = f"^{POSITION_PATTERN}$"
+"""Pattern of the ID of a line, which is the position before it; a run alone is its beginning."""
 
 
 @dataclass
@@ -53,19 +55,32 @@ class Position:
     run: int = 0
     offsets: dict[LogKey, int] = field(default_factory=dict)
 
+    @classmethod
+    def from_text(cls, text: str) -> Position:
+        """Return the position that a text of the form :data:`POSITION_PATTERN` names."""
+        run, _, places = text.partition(".")
+        offsets = {(int(node), writer): int(offset) for node, writer, offset in _PLACE.findall(places)}
+        return cls(int(run), offsets)
+
+    def to_text(self) -> str:
+        """Return it as a text."""
+        places = "~".join(f"{node}.{writer}.{offset}" for (node, writer), offset in self.offsets.items())
+        return f"{self.run}.{places}" if places else f"{self.run}"
+
     def latest(self, other: Position) -> Position:
         """Return the place before which everything lies that is before one of the two."""
-        return self._choose(other, max)
-
-    def earliest(self, other: Position) -> Position:
-        """Return the place before which everything lies that is before both."""
-        return self._choose(other, min)
-
-    def _choose(self, other: Position, choose: Callable[[int, int], int]) -> Position:
         if self.run != other.run:
-            return self if choose(self.run, other.run) == self.run else other
+            return max(self, other, key=lambda position: position.run)
         keys = self.offsets.keys() | other.offsets.keys()
-        return Position(self.run, {key: choose(self.offsets.get(key, 0), other.offsets.get(key, 0)) for key in keys})
+        return Position(self.run, {key: max(self.offsets.get(key, 0), other.offsets.get(key, 0)) for key in keys})
+
+
+class PlacedLine(NamedTuple):
+    """A line with its ID, and when it was written, by which logs are merged."""
+
+    id: str
+    time: float
+    line: LogLine
 
 
 @dataclass(frozen=True)
@@ -73,12 +88,12 @@ class Page:
     """Result of a read.
 
     Attributes:
-        lines: Lines with their IDs.
+        lines: Lines.
         next: Where to go on.
         is_end: Whether nothing followed at the time of the read.
     """
 
-    lines: list[tuple[str, LogLine]]
+    lines: list[PlacedLine]
     next: Position
     is_end: bool
 
@@ -130,7 +145,7 @@ class TrialLog:
             max_lines: Maximum number of lines.
             max_bytes: Maximum number of bytes to look at, beyond a block in each log.
         """
-        lines: list[tuple[str, LogLine]] = []
+        lines: list[PlacedLine] = []
         size = 0
         budget = Budget(max_bytes)
         position = Position(at.run, dict(at.offsets))
@@ -140,7 +155,8 @@ class TrialLog:
             limits = end.offsets if end is not None and end.run == run else None
             try:
                 for key, entry in self._forward(position, choice, budget, limits):
-                    lines.append((_line_id(position, key, entry), self._labeled(entry.line, key, run)))
+                    line = self._labeled(entry.line, key, run)
+                    lines.append(PlacedLine(_line_id(position, key, entry), entry.time, line))
                     position.offsets[key] = entry.end
                     size += len(entry.line.text)
                     if len(lines) >= max_lines or size >= MAX_READ_CHARS:
@@ -193,15 +209,9 @@ class TrialLog:
                 return Position(run, offsets)
         return self.end
 
-    def before(self, line_id: str) -> Position:
-        """Return the place before the line with an ID, which has the form of :data:`ID_PATTERN`."""
-        run, _, places = line_id.partition(".")
-        offsets = {(int(node), writer): int(offset) for node, writer, offset in _PLACE.findall(places)}
-        return Position(int(run), offsets)
-
     def after(self, line_id: str) -> Position:
         """Return the place behind the line with an ID."""
-        position = self.before(line_id)
+        position = Position.from_text(line_id)
         own = next(iter(position.offsets), None)
         for log in self._logs(position.run):
             if log.key == own:
@@ -249,8 +259,8 @@ def _time(keyed: tuple[LogKey, Entry]) -> float:
 
 def _line_id(position: Position, key: LogKey, entry: Entry) -> str:
     """Return the ID of a line: run, node, writer and offset, then where the other logs of the run stood."""
-    places = [(key, entry.begin), *((other, at) for other, at in position.offsets.items() if other != key and at)]
-    return f"{position.run}." + "~".join(f"{node}.{writer}.{offset}" for (node, writer), offset in places)
+    others = {other: at for other, at in position.offsets.items() if other != key and at}
+    return Position(position.run, {key: entry.begin, **others}).to_text()
 
 
 def append_lines(allocations: Path, allocation_id: str, writer: str, lines: Sequence[LogLine]) -> None:

@@ -15,6 +15,8 @@ from support.processes import until
 from support.readers import Readers
 from support.running_master import CONFIG, Running
 
+SEARCH = CONFIG.replace("{name: single,", "{name: random, max_trials: 2,")
+
 
 def lines(spec: object, *texts: str, **more: object) -> dict[str, object]:
     """Log lines, as ``ship_logs`` sends them (§7.1)."""
@@ -84,6 +86,58 @@ def test_silent_log_that_is_followed_sends_blank_lines(master: Running, monkeypa
         assert "said\n" in [json.loads(line)["result"]["log"] for line in came if line]
 
 
+def test_logs_of_an_experiment_are_merged_by_time(master: Running) -> None:
+    first, second = master.launched(master.created(SEARCH), 2)
+    for second_of_day, spec in enumerate([first, second, second, first, second]):
+        body = lines(spec, f"{second_of_day}\n", timestamp=f"2024-01-01T00:00:0{second_of_day}Z")
+        master.ask("POST", "task/logs", body, spec.session_token)
+    master.ask("POST", "task/logs", lines(first, "5\n", level="LOG_LEVEL_ERROR"), first.session_token)
+    path = f"experiments/{first.experiment_id}/logs"
+    found = master.ask("GET", path, token=first.session_token).lines
+    assert [line["log"] for line in found] == [f"{n}\n" for n in range(6)]
+    assert [line["trialId"] - first.trial_id for line in found] == [0, 1, 1, 0, 1, 0]
+    assert [line["log"] for line in master.ask("GET", f"{path}?tail=3").lines] == ["3\n", "4\n", "5\n"]
+    assert [line["log"] for line in master.ask("GET", f"{path}?level=ERROR&tail=3").lines] == ["5\n"]
+    assert master.ask("GET", f"{path}?tail=1&after={found[-1]['cursor']}").status == 400
+    assert master.ask("GET", f"{path}?after=1.0.task.0").status == 400
+    assert master.ask("GET", "experiments/99999/logs?follow=true").status == 404
+
+
+def test_each_line_behind_a_cursor_comes_once(master: Running) -> None:
+    specs = master.launched(master.created(SEARCH), 2)
+    path = f"experiments/{specs[0].experiment_id}/logs"
+    sent: list[str] = []
+    received: list[str] = []
+    cursor = ""
+    for step in range(20):
+        for spec in specs[: 1 + step % 2]:
+            texts = [f"{spec.trial_id} {step} {n}\n" for n in range(step % 3)]
+            sent += texts
+            assert master.ask("POST", "task/logs", lines(spec, *texts)).status == 200
+        if step == 10:
+            master.end(specs[1].allocation_id)
+        for line in master.ask("GET", f"{path}?after={cursor}").lines:
+            received.append(line["log"])
+            cursor = line.get("cursor", cursor)
+    assert sorted(line for line in received if line[0].isdigit()) == sorted(sent)
+    assert len(set(received)) == len(received)
+
+
+def test_logs_of_an_experiment_that_are_followed_end_with_it(master: Running) -> None:
+    first, second = master.launched(master.created(SEARCH), 2)
+    master.ask("POST", "task/logs", lines(first, "old\n", "before\n"), first.session_token)
+    url = f"{master.url}/api/v1/experiments/{first.experiment_id}/logs?follow=true&tail=1"
+    with requests.get(url, headers={"Authorization": f"Bearer {master.token}"}, stream=True) as response:
+        came = (json.loads(line)["result"] for line in response.iter_lines(chunk_size=None) if line)
+        assert next(came)["log"] == "before\n"
+        master.ask("POST", "task/logs", lines(second, "after\n"), second.session_token)
+        assert next(came)["log"] == "after\n"
+        master.end(first.allocation_id)
+        master.ask("POST", "task/logs", lines(second, "last\n"), second.session_token)
+        master.end(second.allocation_id)
+        assert "last\n" in [line["log"] for line in came]
+
+
 def test_metrics_come_in_pages_without_the_superseded(master: Running) -> None:
     spec = master.a_trial()
     records = [
@@ -124,7 +178,7 @@ def test_a_log_of_nothing_is_404(master: Running) -> None:
 
 def test_readers_of_all_routes_beside_trials_that_end_get_200_or_404(master: Running) -> None:
     """Short form of ``tests/long/test_master_readers.py``, whose trials are processes."""
-    config = CONFIG.replace("{name: single,", "{name: random, max_trials: 64,")
+    config = SEARCH.replace("max_trials: 2", "max_trials: 64")
     readers = Readers(master.url, master.token)
     with readers.asking(4):
         for _ in range(2):

@@ -84,7 +84,7 @@ def check(folder: Path, names: list[str]) -> None:
         assert lives and len(set(lives)) == len(lives), f"{name} ended {len(lives)} times"
         assert all(entry["exit"] == exits[0]["exit"] for entry in exits if entry["exit"]["cause"] == "NONE")
         log = TrialLog(folder / "home" / "master" / "allocations", name[:-2], 1)
-        lines = [line.text for _, line in log.read(Position()).lines]
+        lines = [line.line.text for line in log.read(Position()).lines]
         assert lines == [f"line {i}" for i in range(1, len(lines) + 1)]
         if exits[0]["exit"]["status"] == 3:
             assert len(lines) == COUNT

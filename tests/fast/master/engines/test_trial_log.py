@@ -36,18 +36,21 @@ def log(tmp_path: Path) -> TrialLog:
 
 
 def numbers(log: TrialLog, at: Position, **options: object) -> list[int]:
-    return [int(line.text) for _, line in log.read(at, **options).lines]  # type: ignore[arg-type]
+    return [int(line.line.text) for line in log.read(at, **options).lines]  # type: ignore[arg-type]
 
 
 def test_reading_goes_on_behind_and_before_any_line(log: TrialLog) -> None:
     whole = log.read(Position())
-    assert [int(line.text) for _, line in whole.lines] == list(range(500)) and whole.is_end
-    assert len({line_id for line_id, _ in whole.lines}) == 500
-    for number, (line_id, _) in list(enumerate(whole.lines))[::31]:
+    assert [int(line.line.text) for line in whole.lines] == list(range(500)) and whole.is_end
+    assert len({line.id for line in whole.lines}) == 500
+    for number, (line_id, _, _) in list(enumerate(whole.lines))[::31]:
         assert re.match(ID_PATTERN, line_id)
         assert numbers(log, log.after(line_id), max_lines=3) == list(range(number + 1, 500))[:3]
-        assert numbers(log, log.tail(log.before(line_id), 3).begin, end=log.before(line_id)) == list(range(number))[-3:]
-    assert [int(line.text) for _, line in log.read(whole.next).lines] == []
+        assert (
+            numbers(log, log.tail(Position.from_text(line_id), 3).begin, end=Position.from_text(line_id))
+            == list(range(number))[-3:]
+        )
+    assert [int(line.line.text) for line in log.read(whole.next).lines] == []
 
 
 def test_pages_of_any_size_give_each_line_once(log: TrialLog) -> None:
@@ -58,7 +61,7 @@ def test_pages_of_any_size_give_each_line_once(log: TrialLog) -> None:
         while not is_end:
             page = log.read(at, max_lines=limit, max_bytes=max_bytes)
             assert len(page.lines) <= limit
-            found += [int(line.text) for _, line in page.lines]
+            found += [int(line.line.text) for line in page.lines]
             at, is_end = page.next, page.is_end
         assert found == list(range(500))
 
@@ -82,7 +85,7 @@ def test_tail_level_and_time_choose_lines(log: TrialLog) -> None:
 
 
 def test_line_of_one_node_that_comes_late_is_not_left_out(log: TrialLog, tmp_path: Path) -> None:
-    *_, (last, _) = log.read(Position()).lines
+    *_, (last, _, _) = log.read(Position()).lines
     late = tmp_path / "1.r.3" / "log" / segment_name(1, "supervisor", 0)
     late.write_bytes(b"10.000000 o 1000\n")
     assert numbers(log, log.after(last)) == [1000]
@@ -92,7 +95,7 @@ def test_lines_of_the_master_are_appended_whole_and_deleted_with_the_others(tmp_
     text = "x" * 100_000 + "\n"
     append_lines(tmp_path, "1.r.2", "task", [LogLine(1.0, "stderr", 4, "TRACE", text, "mine", "1.r.1")])
     append_lines(tmp_path, "1.r.2", "master", [LogLine(2.0, "stdout", None, "INFO", "own\n")])
-    lines = [line for _, line in TrialLog(tmp_path, "1.r", 2).read(Position()).lines]
+    lines = [line.line for line in TrialLog(tmp_path, "1.r", 2).read(Position()).lines]
     assert "".join(line.text + line.end for line in lines) == text + "own\n"
     assert [(line.rank, line.level, line.allocation_id) for line in lines] == [
         *[(4, "TRACE", "1.r.1")] * 2,
