@@ -85,18 +85,19 @@ class Master:
 
 
 @contextmanager
-def running(slots: int, module: str = "det_core.master") -> Iterator[Master]:
+def running(slots: int, module: str = "det_core.master", *, tree: Path = ROOT) -> Iterator[Master]:
     """Run a master in a directory of its own until the block ends; ``benchmarks._master`` starts no processes."""
     with tempfile.TemporaryDirectory(prefix="det-core-bench-") as folder:
-        with running_at(Path(folder), slots, module) as master:
+        with running_at(Path(folder), slots, module, tree=tree) as master:
             yield master
 
 
 @contextmanager
-def running_at(home: Path, slots: int, module: str, *options: str) -> Iterator[Master]:
-    """Run a master of a home directory until the block ends."""
+def running_at(home: Path, slots: int, module: str, *options: str, tree: Path = ROOT) -> Iterator[Master]:
+    """Run a master of a home directory, with the code of a tree, until the block ends."""
     command = [sys.executable, "-m", module, "--home", str(home), "--slots", str(slots), *options]
-    process = subprocess.Popen(command, env=environment(home))
+    # In the home: ``-m`` imports from the working directory first, where this tree would hide another one.
+    process = subprocess.Popen(command, env=environment(home, tree), cwd=home)
     try:
         yield Master(home, process)
     finally:
