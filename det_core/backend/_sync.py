@@ -1,4 +1,4 @@
-"""``det-core sync``: send a run that lies on disk to a master.
+"""``det-core sync``: send a run that has ended to a master.
 
 A bare run becomes an unmanaged experiment with one trial (wire contract, §9), by which both have the run's ID as their
 external ID, and each of its restarts a run of that trial. A run under a master that could not send all of its reports
@@ -8,7 +8,6 @@ is continued where it stopped. The position is kept beside the journal, so that 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -22,7 +21,7 @@ from det_core._standalone.files import write_atomic
 from det_core.backend._master import MasterInfo, get_master_info, storage_settings
 from det_core.backend._rest import Task
 from det_core.backend._shipper import BatchSender, Refusal, send_journal
-from det_core.errors import MasterError, RunNotFound
+from det_core.errors import MasterError, RunError, RunNotFound
 from det_core.journal import Cursor, Line, RunSummary, open_cursors, read_run
 from det_core.protocol import MasterSession
 
@@ -31,7 +30,7 @@ TASK = "task.json"
 POSITIONS = "synced.json"
 """File in the directory of a bare run: its restarts at a master."""
 SEARCHER = {"name": "single", "metric": "unmanaged", "max_length": 100_000_000}
-STATES = {"completed": "STATE_COMPLETED", "invalid_hp": "STATE_COMPLETED", "running": "STATE_RUNNING"}
+STATES = {"completed": "STATE_COMPLETED", "invalid_hp": "STATE_COMPLETED"}
 """State of a run to that of its trial at the master; all others are errors there."""
 MAX_DESCRIPTION = 1000
 
@@ -45,7 +44,7 @@ class Synced:
         trial_id: ID of its trial.
         records: Number of records sent by this call.
         refused: Errors of those that the master has refused.
-        state: Present state of the trial; empty where the master knows better.
+        state: State of the trial; empty where the master knows better.
     """
 
     experiment_id: int
@@ -63,9 +62,9 @@ def sync_run(
     cert_file: str | None = None,
     cert_name: str | None = None,
     patience: float = 60.0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    on_bytes: Callable[[int], None] = lambda count: None,
 ) -> Synced:
-    """Send a run to a master. A second call sends only what is new, or goes on where the first was interrupted.
+    """Send a run that has ended to a master. A second call sends the rest, or what was added by a resume.
 
     Args:
         folder: Directory of the run.
@@ -74,14 +73,17 @@ def sync_run(
         cert_file: Certificates to trust, or ``noverify``.
         cert_name: Name in the master's certificate.
         patience: Time during which a request that is not answered is sent again, in seconds.
-        progress: Called with the bytes of the journal that have arrived, and the bytes that there are.
+        on_bytes: Called with the number of bytes of the journal that have arrived since the last call.
 
     Raises:
         RunNotFound: If the directory holds no run.
+        RunError: If a process is writing the run.
         MasterError: If the master is not of det_core, does not answer, or takes nothing from here.
     """
     if not open_cursors(Path(folder)):
         raise RunNotFound(f"no reports of a run in {folder}")
+    if RunSummary(Path(folder)).live:
+        raise RunError(f"cannot sync {Path(folder).name}: it is running; sync it after its end")
     session = MasterSession(
         canonical_url(url), user_token=token, cert_file=cert_file, cert_name=cert_name, timeout=patience
     )
@@ -89,7 +91,7 @@ def sync_run(
         master = get_master_info(session)
         if not master.is_det_core:
             raise MasterError(f"cannot sync to {session.url}: not a det_core master: runs stay on disk for one")
-        sync = _Sync(Path(folder), session, master, progress)
+        sync = _Sync(Path(folder), session, master, on_bytes)
         if (Path(folder) / TASK).exists():
             return sync.send_rest()
         return sync.send_bare_run()
@@ -117,13 +119,12 @@ class _Sync:
     """One run, on its way to one master."""
 
     def __init__(
-        self, folder: Path, session: MasterSession, master: MasterInfo, progress: Callable[[int, int], None]
+        self, folder: Path, session: MasterSession, master: MasterInfo, on_bytes: Callable[[int], None]
     ) -> None:
         self._folder = folder
         self._session = session
         self._master = master
-        self._progress = progress
-        self._cursors: list[Cursor] = []
+        self._on_bytes = on_bytes
         self._records = 0
         self._refusals: list[Refusal] = []
 
@@ -133,15 +134,15 @@ class _Sync:
         url = record.pop("master_url")
         cluster = record.pop("cluster_id")
         task = Task(**{field.name: record[field.name] for field in fields(Task)})
-        self._cursors = open_cursors(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
-        if not any(cursor.count_remaining() for cursor in self._cursors):
+        cursors = open_cursors(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
+        if not any(cursor.count_remaining() for cursor in cursors):
             return self._result(task.experiment_id, task.trial_id, "")
         if cluster != self._master.cluster_id:
             raise MasterError(
                 f"the reports in {self._folder} belong to trial {task.trial_id} of the master at {url}, cluster "
                 f"{cluster}: {self._session.url} is cluster {self._master.cluster_id}"
             )
-        self._send(self._cursors, task.trial_id, task.trial_run_id, None)
+        self._send(cursors, task.trial_id, task.trial_run_id, None)
         return self._result(task.experiment_id, task.trial_id, "")
 
     def send_bare_run(self) -> Synced:
@@ -150,14 +151,14 @@ class _Sync:
         experiment_id = self._experiment(run)
         trial_id = self._trial(run, experiment_id)
         to = f"{self._master.cluster_id or self._session.url} {trial_id}"
-        self._cursors = open_cursors(self._folder, name="synced", to=to)
+        cursors = open_cursors(self._folder, name="synced", to=to)
         numbers = _read_positions(self._folder / POSITIONS, to)
-        for restart in sorted({cursor.restart for cursor in self._cursors}):
+        for restart in sorted({cursor.restart for cursor in cursors}):
             if str(restart) not in numbers:
                 numbers[str(restart)] = self._start(trial_id)
                 # Kept at once: to start it again would make another run of the trial.
                 write_atomic(self._folder / POSITIONS, json.dumps({"to": to, "runs": numbers}).encode())
-            own = [cursor for cursor in self._cursors if cursor.restart == restart]
+            own = [cursor for cursor in cursors if cursor.restart == restart]
             if any(cursor.count_remaining() for cursor in own):
                 self._send(own, trial_id, numbers[str(restart)], self._storage(trial_id, restart))
         state = STATES.get(run.state, "STATE_ERROR")
@@ -172,18 +173,13 @@ class _Sync:
         sender = BatchSender(self._session, trial_id, run_id, timeout=timeout, storage_id=storage_id)
         for cursor in own:
             self._refusals += send_journal(cursor, sender, partial(self._on_acked, cursor))
-        self._report_progress()
 
     def _on_acked(self, cursor: Cursor, lines: Sequence[Line]) -> None:
+        before = cursor.offset
         cursor.advance(lines)
         cursor.save()
         self._records += len(lines)
-        self._report_progress()
-
-    def _report_progress(self) -> None:
-        # Measured anew, as a run that is in progress still writes.
-        total = sum(os.path.getsize(path) for path in self._folder.glob("journal-*.jsonl"))
-        self._progress(min(sum(cursor.offset for cursor in self._cursors), total), total)
+        self._on_bytes(cursor.offset - before)
 
     def _experiment(self, run: RunSummary) -> int:
         config: dict[str, Any] = {"name": run.name or run.run_id, "searcher": SEARCHER}

@@ -1,4 +1,4 @@
-"""``det-core sync``: bare runs to a master."""
+"""``det-core sync``: runs that have ended to a master."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _EXAMPLES = f"""\
 examples:
-  det-core sync                                        every run kept here
+  det-core sync                                        every run kept here that has ended
   det-core sync latest --master http://gpu1:8080
 
-A run becomes an experiment with one trial there, with all that it has reported. A repeated sync sends what is new.
+A run becomes an experiment with one trial there, with all that it has reported. After a resume, sync it again.
 
 {ABOUT_MASTERS}"""
 
@@ -32,15 +32,16 @@ A run becomes an experiment with one trial there, with all that it has reported.
 @master_option
 @home_option
 def command(runs: Sequence[str], as_json: bool, master: str | None, home: str | None) -> int:
-    """Send runs to a master: by default all that are kept here. RUN is an ID, the beginning of one, or `latest`."""
+    """Send runs to a master: by default all here that have ended. RUN is an ID, the beginning of one, or `latest`."""
     from det_core import client
     from det_core.errors import DetCoreError, MasterUnreachable
 
     found = [client.run(name, home) for name in runs]
     if not runs:
-        found = client.runs(home)[::-1]  # oldest first, so that the master's numbers are in their order
+        # Oldest first, so that the master's numbers are in their order.
+        found = [run for run in client.runs(home)[::-1] if run.state != "running"]
     if not found:
-        note("no runs are kept here")
+        note("no run here has ended")
         return 0
     address = reach_master(master, home)
     views = []
@@ -61,23 +62,15 @@ def command(runs: Sequence[str], as_json: bool, master: str | None, home: str | 
 def _sync(folder: Path, address: Address, as_json: bool) -> dict[str, Any]:
     from det_core.backend._sync import sync_run
 
-    # The bar needs it before the first answer; a run in progress may pass it.
     total = sum(path.stat().st_size for path in folder.glob("journal-*.jsonl"))
     with progress_bar(f"syncing {folder.name}", total) as advance:
-        done = 0
-
-        def on_progress(arrived: int, _total: int) -> None:
-            nonlocal done
-            advance(arrived - done)
-            done = arrived
-
         synced = sync_run(
             folder,
             address.url,
             address.token,
             cert_file=address.certificate,
             cert_name=address.certificate_name,
-            progress=on_progress,
+            on_bytes=advance,
         )
     if not as_json:
         what = f"{synced.records} new record(s)" if synced.records else "nothing new"

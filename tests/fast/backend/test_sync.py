@@ -10,7 +10,7 @@ import pytest
 
 from det_core import client, core
 from det_core.backend._sync import sync_run
-from det_core.errors import MasterError, MasterUnreachable, RunNotFound
+from det_core.errors import MasterError, MasterUnreachable, RunError, RunNotFound
 from support.foreign_master import foreign_master
 from support.proxy import LOST, RESET, proxy_before
 from support.running_master import TOKEN, Running
@@ -51,15 +51,15 @@ def checkpoints(master: Running, trial_id: int) -> list[dict[str, Any]]:
 
 def test_a_bare_run_becomes_an_unmanaged_trial(master: Running, home: Path) -> None:
     folder = train(range(1, 6), name="mine")
-    told: list[tuple[int, int]] = []
-    done = sync_run(folder, master.url, TOKEN, progress=lambda now, total: told.append((now, total)))
+    sent: list[int] = []
+    done = sync_run(folder, master.url, TOKEN, on_bytes=sent.append)
     experiment = master.ask("GET", f"experiments/{done.experiment_id}").json["experiment"]
     assert (experiment["name"], experiment["unmanaged"], done.state) == ("mine", True, "STATE_COMPLETED")
     assert series(master, done.trial_id, "training") == [1, 2, 3, 4, 5]
     assert master.ask("GET", f"runs/{done.trial_id}/metadata").json["metadata"] == {"steps": 5}
     (checkpoint,) = checkpoints(master, done.trial_id)
     assert checkpoint["state"] == "STATE_COMPLETED" and checkpoint["storageId"] is not None
-    assert told[-1][0] == told[-1][1] > 0 and told == sorted(told)
+    assert sum(sent) == sum(path.stat().st_size for path in folder.glob("journal-*.jsonl"))
     assert done.records > 6 and done.refused == ()
 
     again = sync_run(folder, master.url, TOKEN)
@@ -105,6 +105,13 @@ def test_a_determined_master_is_refused(home: Path) -> None:
         with pytest.raises(MasterError, match="not a det_core master"):
             sync_run(folder, other.url, "users")
         assert other.experiments == {}
+
+
+def test_run_in_progress_is_refused(home: Path) -> None:
+    with core.init(tensorboard_mode=MANUAL) as ctx:
+        ctx.train.report_training_metrics(1, {"loss": 1})
+        with pytest.raises(RunError, match="it is running; sync it after its end"):
+            sync_run(Path(client.run(ctx.run_id).path), "http://127.0.0.1:1", "users")
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
