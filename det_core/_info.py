@@ -241,25 +241,32 @@ def canonical_url(url: str) -> str:
     443. A path prefix stays, without a trailing slash.
 
     Raises:
-        ValueError: If the scheme is another one, the host is missing, or there is a user, a query or a fragment.
+        ValueError: If it is not an address, or has a user, a query or a fragment.
     """
     has_scheme = "://" in url
-    parts = urlsplit(url if has_scheme else f"http://{url}")
-    if parts.scheme not in ("http", "https"):
-        raise ValueError(f"invalid master address {url!r}: expected http or https, not {parts.scheme}")
-    if not parts.hostname:
-        raise ValueError(f"invalid master address {url!r}: it has no host")
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"invalid master address {url!r}: user, query and fragment are not allowed")
-    port = parts.port
-    if not port and has_scheme:
-        port = {"http": 80, "https": 443}[parts.scheme]
+    text = url if has_scheme else f"http://{url}"
+    parts = urlsplit(text)
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    # urlsplit() takes nearly anything; a line feed in a host, say, would end up in a header.
+    is_odd = any(letter.isspace() or not letter.isprintable() for letter in text)
+    has_more = parts.username is not None or bool(parts.query or parts.fragment)
+    if is_odd or has_more or parts.scheme not in _PORTS or not parts.hostname or port == 0:
+        raise ValueError(
+            f"invalid master address {url!r}: expected http or https, a host, and no user, query or fragment, as in "
+            "http://host:port"
+        )
+    if port is None:
+        port = _PORTS[parts.scheme] if has_scheme else 8080
     host = parts.hostname
     if ":" in host:
         host = f"[{host}]"  # urlsplit() takes the brackets off an IPv6 address
-    return f"{parts.scheme}://{host}:{port or 8080}{parts.path.rstrip('/')}"
+    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
 
 
+_PORTS = {"http": 80, "https": 443}
 _OPTIONAL = ("master_cert_name", "master_cert_file", "latest_checkpoint", "inter_node_network_interface")
 """Keys that may be missing, null or empty, with the same meaning."""
 _OF_OTHER_FILES = ("trial_info", "rendezvous_info", "resources_info")

@@ -108,13 +108,14 @@ def up(
 @json_option
 def status(master: str | None, home: str | None, as_json: bool) -> int:
     """Print whether the master runs, where, and how busy it is."""
-    from det_core.client._address import canonical, locate, master_folder, running
+    from det_core._info import canonical_url
+    from det_core.client._address import locate, master_folder, running
     from det_core.client._embedded import has_died
 
     folder = master_folder(home)
     address = locate(master, home=home)
     record = running(folder)
-    is_own = address is not None and record is not None and canonical(str(record["url"])) == address.url
+    is_own = address is not None and record is not None and canonical_url(str(record["url"])) == address.url
     if address is None or (is_own and has_died(folder)):
         if as_json:
             print_json({"running": False, "home": str(folder.parent)})
@@ -189,13 +190,14 @@ def down(home: str | None, as_json: bool) -> None:
 def _other_master(home: str | None, folder: Path) -> str | None:
     """Return the address in DET_MASTER, if commands without --home go there and not to the home directory's master."""
     from det_core._env import Environment
-    from det_core.client._address import canonical, running
+    from det_core._info import canonical_url
+    from det_core.client._address import running
 
     named = Environment.read().master
     if home is not None or named is None:
         return None
     own = running(folder / "master")
-    if own is not None and canonical(str(own["url"])) == canonical(named):
+    if own is not None and canonical_url(str(own["url"])) == canonical_url(named):
         return None
     return named
 

@@ -6,14 +6,10 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 from det_core._env import Environment
+from det_core._info import canonical_url
 from det_core.errors import MasterUnreachable
-
-DEFAULT_PORTS = {"http": 80, "https": 443}
-BARE_PORT = 8080
-"""Port of an address without scheme and port, as of a master that was started without ``--port``."""
 
 
 @dataclass(frozen=True)
@@ -33,35 +29,6 @@ class Address:
     certificate: str | None = None
     certificate_name: str | None = None
     source: str = field(default="", compare=False)
-
-
-def canonical(url: str) -> str:
-    """Return an address with its scheme and port, without a slash at its end (§2.1).
-
-    Raises:
-        ValueError: If it is not the address of a master.
-    """
-    has_scheme = "://" in url
-    text = url if has_scheme else f"http://{url}"
-    parts = urlsplit(text)
-    port = _port_of(parts)
-    # urlsplit() takes nearly anything; a line feed in a host, say, would end up in a header.
-    is_odd = any(letter.isspace() or not letter.isprintable() for letter in text)
-    has_more = parts.username is not None or bool(parts.query or parts.fragment)
-    if is_odd or has_more or parts.scheme not in DEFAULT_PORTS or not parts.hostname or port == 0:
-        raise ValueError(f"invalid master address {url!r}: expected http://host:port")
-    if port is None:
-        port = DEFAULT_PORTS[parts.scheme] if has_scheme else BARE_PORT
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
-
-
-def _port_of(parts: SplitResult) -> int | None:
-    """Return the port, None if there is none, 0 if it is invalid."""
-    try:
-        return parts.port
-    except ValueError:
-        return 0
 
 
 def locate(master: str | None = None, token: str | None = None, home: Path | str | None = None) -> Address | None:
@@ -91,13 +58,13 @@ def locate(master: str | None = None, token: str | None = None, home: Path | str
         url = str(own["url"])
         source = f"the master of {folder.parent}"
     try:
-        url = canonical(url)
+        url = canonical_url(url)
     except ValueError as e:
         raise ValueError(": ".join(filter(None, [source, str(e)]))) from None
     if token is None:
         token = environment.user_token
         # The file comes first: a variable of another master would be refused by this one.
-        if own is not None and canonical(str(own["url"])) == url:
+        if own is not None and canonical_url(str(own["url"])) == url:
             token = stored_token(folder) or token
     return Address(url, token, environment.master_cert, environment.master_cert_name, source)
 
@@ -109,22 +76,14 @@ def reach(master: str | None = None, token: str | None = None, home: Path | str 
         ValueError: If the address is invalid.
         MasterUnreachable: If the home directory's master cannot be started.
     """
-    environment = Environment.read()
-    if master is not None or (home is None and environment.master is not None):
-        address = locate(master, token, home)
-        assert address is not None
-        return address
-    from det_core.client._embedded import ensure_master
+    if master is None and (home is not None or Environment.read().master is None):
+        from det_core.client._embedded import ensure_master
 
-    folder = master_folder(home, environment).parent
-    url, own_token = ensure_master(folder)
-    return Address(
-        canonical(url),
-        token or own_token,
-        environment.master_cert,
-        environment.master_cert_name,
-        f"the master of {folder}",
-    )
+        ensure_master(master_folder(home).parent)
+    address = locate(master, token, home)
+    if address is None:
+        raise MasterUnreachable(f"the master of {master_folder(home).parent} was stopped just now")
+    return address
 
 
 def master_folder(home: Path | str | None = None, environment: Environment | None = None) -> Path:

@@ -23,7 +23,7 @@ from det_core.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    DetCoreError,
+    MissingExtra,
     RunError,
     RunLocked,
     RunNotFound,
@@ -109,16 +109,12 @@ class Checkpoint:
     @property
     def run_id(self) -> str | None:
         """ID of the run that wrote it; None if it was not written by det_core."""
-        if self._header is None:
-            return None
-        return self._header.run_id
+        return self._header.run_id if self._header else None
 
     @property
     def restart(self) -> int | None:
         """Restart of the run that wrote it."""
-        if self._header is None:
-            return None
-        return self._header.restart
+        return self._header.restart if self._header else None
 
     @property
     def steps_completed(self) -> int | None:
@@ -131,9 +127,7 @@ class Checkpoint:
     @property
     def time(self) -> float | None:
         """Time at which it was committed, in seconds since the epoch."""
-        if self._header is None:
-            return None
-        return commit_time(self._header)
+        return commit_time(self._header) if self._header else None
 
     @property
     def verified(self) -> bool:
@@ -212,7 +206,10 @@ class Checkpoint:
                 except (CheckpointCorrupt, StorageError):
                     problems.extend(_damaged_files(stored, batch))
             if not problems:
-                problems.extend(_metadata_conflict(stored))
+                try:
+                    stored.metadata()
+                except CheckpointCorrupt as e:
+                    problems.append(str(e))
         return problems
 
     def delete(self) -> None:
@@ -275,7 +272,14 @@ class Checkpoints:
             raise CheckpointNotFound(ambiguous_id(storage_id, matches, "checkpoints"))
         if matches:
             return self._checkpoint(matches[0], headers[matches[0]])
-        return self._unlisted(storage_id)
+        # One of another run, or that det_core did not write, by its whole ID.
+        try:
+            return self._checkpoint(storage_id, self._store.open(storage_id).manifest.header)
+        except CheckpointNotFound as e:
+            place = f"run {self.run_id} in {self.root}" if self.run_id else self.root
+            raise CheckpointNotFound(
+                f"no checkpoint {storage_id!r} of {place}; `det-core checkpoint list` shows those there are"
+            ) from e
 
     @property
     def root(self) -> str:
@@ -332,7 +336,7 @@ class Checkpoints:
     def gc(
         self,
         policy: RetentionPolicy,
-        deleted: Callable[[str], None] | None = None,
+        deleted: Callable[[str], None] = lambda storage_id: None,
         *,
         judged: Iterable[RetentionDecision] | None = None,
     ) -> list[str]:
@@ -388,27 +392,10 @@ class Checkpoints:
         return [folder for folder in folders if folder is not None]
 
     def _retention(
-        self, policy: RetentionPolicy, run_id: str, deleted: Callable[[str], None] | None = None
+        self, policy: RetentionPolicy, run_id: str, deleted: Callable[[str], None] = lambda storage_id: None
     ) -> Retention:
-        def on_deleted(storage_id: str, _left: object) -> None:
-            if deleted is not None:
-                deleted(storage_id)
-
         folder = run_folder(run_id, self._home)
-        return Retention(policy, self._store, run_id, folder=folder, deleted=on_deleted)
-
-    def _unlisted(self, storage_id: str) -> Checkpoint:
-        """Return one by its whole ID that is of another run, or that det_core did not write."""
-        try:
-            header = self._store.open(storage_id).manifest.header
-        except CheckpointNotFound as e:
-            place = self.root
-            if self.run_id:
-                place = f"run {self.run_id} in {self.root}"
-            raise CheckpointNotFound(
-                f"no checkpoint {storage_id!r} of {place}; `det-core checkpoint list` shows those there are"
-            ) from e
-        return self._checkpoint(storage_id, header)
+        return Retention(policy, self._store, run_id, folder=folder, deleted=lambda gone, _left: deleted(gone))
 
     def _record_deletion(self, run_id: str, storage_ids: list[str]) -> None:
         """Record in a run's journal that checkpoints are deleted, unless it is being written or not kept here."""
@@ -470,12 +457,20 @@ def delete_run(run_id: str, home: Path | str | None = None, *, folder_only: bool
     run = Run(find(run_id, home))
     storages = [] if folder_only else run.storages
     with lock_run(run.path), ExitStack() as stack:
-        stores = [stack.enter_context(closing(_open_store_of(run, storage))) for storage in storages]
-        # Each is checked before the first is emptied: a refusal should leave the run whole.
-        for store in stores:
-            _refuse_if_read(run, store)
-        for store in stores:
-            _delete_from(run, store, home)
+        try:
+            stores = [stack.enter_context(closing(open_store(storage, default=run.path))) for storage in storages]
+            # Each is checked before the first is emptied: a refusal should leave the run whole.
+            for store in stores:
+                if used := sorted(store.in_use().intersection(header.storage_id for header in store.list(run.run_id))):
+                    names = ", ".join(used)
+                    raise RunError(f"run {run.run_id} was not deleted: a process is reading its checkpoint {names}")
+            for store in stores:
+                _delete_from(run, store, home)
+        except (ValueError, CheckpointError, MissingExtra) as e:
+            raise RunError(
+                f"run {run.run_id} could not be deleted: {e}; to delete its folder alone: "
+                f"det-core runs rm {run.run_id} --folder-only"
+            ) from e
         # Last, as it has the record of the storages, which a second call needs.
         try:
             shutil.rmtree(run.path)
@@ -484,41 +479,15 @@ def delete_run(run_id: str, home: Path | str | None = None, *, folder_only: bool
     return run.path
 
 
-def _open_store_of(run: Run, storage: Any) -> Store:
-    try:
-        return open_store(storage, default=run.path)
-    except (ValueError, DetCoreError) as e:
-        raise _not_deleted(run, f"its storage {storage} cannot be opened: {e}") from e
-
-
-def _refuse_if_read(run: Run, store: Store) -> None:
-    try:
-        used = sorted(store.in_use() & {header.storage_id for header in store.list(run.run_id)})
-    except CheckpointError as e:
-        raise _not_deleted(run, str(e)) from e
-    if used:
-        raise RunError(f"run {run.run_id} was not deleted: a process is reading its checkpoint {', '.join(used)}")
-
-
 def _delete_from(run: Run, store: Store, home: Path | str | None) -> None:
     """Delete the run's checkpoints, damaged ones too, its event files, and unfinished ones."""
-    try:
-        storage_ids = [header.storage_id for header in store.list(run.run_id)]
-        storage_ids += Checkpoints(store, run.run_id, home).damaged()
-        for storage_id in storage_ids:
-            store.delete(storage_id)
-        store.remove_folder(event_files_of_run(run.run_id))
-        # As the next start would: only files of earlier starts are collected.
-        store.collect(Owner.current(run.run_id, run.restarts + 1))
-    except CheckpointError as e:
-        raise _not_deleted(run, str(e)) from e
-
-
-def _not_deleted(run: Run, cause: str) -> RunError:
-    return RunError(
-        f"run {run.run_id} could not be deleted: {cause}; to delete its folder alone: "
-        f"det-core runs rm {run.run_id} --folder-only"
-    )
+    storage_ids = [header.storage_id for header in store.list(run.run_id)]
+    storage_ids += Checkpoints(store, run.run_id, home).damaged()
+    for storage_id in storage_ids:
+        store.delete(storage_id)
+    store.remove_folder(event_files_of_run(run.run_id))
+    # As the next start would: only files of earlier starts are collected.
+    store.collect(Owner.current(run.run_id, run.restarts + 1))
 
 
 def _parse(storage: Storage) -> Any:
@@ -561,14 +530,6 @@ def _damaged_files(stored: StoredCheckpoint, names: Sequence[str]) -> Iterator[s
             if refusals == MAX_REFUSALS:
                 raise
             yield _text(e)
-
-
-def _metadata_conflict(stored: StoredCheckpoint) -> Iterator[str]:
-    """Yield how metadata.json differs from the manifest, if it does."""
-    try:
-        stored.metadata()
-    except CheckpointCorrupt as e:
-        yield str(e)
 
 
 def _text(error: Exception) -> str:

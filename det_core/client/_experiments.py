@@ -17,10 +17,12 @@ from det_core.client._address import reach
 from det_core.client._master import TERMINAL, Master, list_rows
 from det_core.client._table import spread, to_frame
 from det_core.errors import CheckpointError, CheckpointNotFound, ExperimentInvalid, MasterError, MasterUnreachable
-from det_core.protocol.records import ExperimentView, TrialView
+from det_core.protocol.records import ExperimentView, MetricView, TrialView
 from det_core.protocol.wire import decode, from_wire
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from det_core.client._checkpoints import Checkpoint
 
 V = TypeVar("V", ExperimentView, TrialView)
@@ -101,14 +103,7 @@ def trial(trial_id: int, master: Master | str | None = None) -> Trial:
 
 
 class _Shown(Generic[V]):
-    """An experiment or a trial as of its last :meth:`refresh`.
-
-    Attributes:
-        id: Number.
-        master: Session with its master.
-        record: The master's record of it.
-        info: The same as a dictionary, with what this version does not know.
-    """
+    """An experiment or a trial as of its last :meth:`refresh`."""
 
     _kind: type[V]
     _name: str
@@ -132,12 +127,14 @@ class _Shown(Generic[V]):
         """Why its last run failed; of an experiment why it ended in ERROR."""
         return self.record.error or None
 
-    def _refresh(self) -> None:
+    def refresh(self) -> Self:
+        """Ask for its present state; return the object."""
         self._update(self.master.get(self._path())[self._name])
+        return self
 
     def _do(self, action: str) -> None:
         self.master.post(self._path(action))
-        self._refresh()
+        self.refresh()
 
     def _path(self, *more: str) -> str:
         return "/".join([f"{self._name}s", str(self.id), *more])
@@ -207,11 +204,6 @@ class Experiment(_Shown[ExperimentView]):
         """The trial with the best value of :attr:`metric`, as of now; None before the first value."""
         best = self.refresh().record.best_trial_id
         return trial(best, self.master) if best else None
-
-    def refresh(self) -> Experiment:
-        """Ask for its present state; return the experiment."""
-        self._refresh()
-        return self
 
     def wait(self, timeout: float | None = None) -> str:
         """Wait until it has ended, and return its state.
@@ -389,10 +381,7 @@ class Trial(_Shown[TrialView]):
     @property
     def restarts(self) -> int:
         """Number of times that it was started again after a failure."""
-        # Masters of Determined send no `restarted`; their `restarts` counts one too many at the end.
-        if self.record.restarted is None:
-            return self.record.restarts
-        return self.record.restarted
+        return self.record.restarted or 0  # `restarts` on the wire counts one too many at the end
 
     @property
     def steps_completed(self) -> int:
@@ -424,11 +413,6 @@ class Trial(_Shown[TrialView]):
         """The best value of the metric that is searched for."""
         best = self.record.best_validation
         return None if best is None else best.metric
-
-    def refresh(self) -> Trial:
-        """Ask for its present state; return the trial."""
-        self._refresh()
-        return self
 
     def metrics(self, group: str | None = None) -> Any:
         """Return its metrics as a table; see :meth:`Experiment.metrics`."""
@@ -479,31 +463,17 @@ def create(
     validate_only: bool = False,
     home: Path | None = None,
 ) -> tuple[Experiment, list[str]]:
-    """Create an experiment; return it with the master's warnings.
+    """Create an experiment as :func:`create_experiment` does; return it with the master's warnings.
 
     Args:
-        master: Master that will run it.
-        config: As for :func:`create_experiment`, as are the others but these two.
-        context: As there.
-        overrides: As there.
-        activate: As there.
         validate_only: Whether only to check if it could be created; its ID is then 0.
         home: Home directory, which is never part of a context.
-
-    Raises:
-        ExperimentInvalid: If the configuration has mistakes, all of them in ``problems``.
-        ValueError: If the directory does not exist, or is too large.
-        OSError: If a file cannot be read.
-        MasterError: If the master has rejected it for another reason.
     """
     from det_core.client._pack import pack  # not for those who only look
 
-    packed = None
-    if context is not None:
-        packed = pack(Path(context), home)
     body = {
         "config": _read(config),
-        "b64Tgz": packed,
+        "b64Tgz": None if context is None else pack(Path(context), home),
         "activate": activate,
         "validateOnly": validate_only,
         "overrides": list(overrides),
@@ -535,8 +505,16 @@ def metric_rows(master: Master, trials: Sequence[int], group: str | None) -> Ite
     for start in range(0, len(trials), TRIALS_AT_A_TIME):
         query = {"trialIds": list(trials[start : start + TRIALS_AT_A_TIME]), "group": group}
         with master.lines("trials/metrics/trial_metrics", query) as pages:
-            for page in pages:
-                yield from (_metric_row(row) for row in page["metrics"] if not row.get("archived"))
+            for row in (decode(MetricView, value) for page in pages for value in page["metrics"]):
+                if not row.archived:
+                    yield {
+                        "trial_id": row.trial_id,
+                        "group": row.group,
+                        "steps_completed": row.total_batches,
+                        "time": row.end_time,
+                        "trial_run_id": row.trial_run_id,
+                        "metrics": row.metrics,
+                    }
 
 
 def _session(master: Master | str | None) -> Master:
@@ -552,42 +530,21 @@ def _read(config: Mapping[str, Any] | str | os.PathLike[str]) -> str:
         return path.read_text()
     except FileNotFoundError:
         raise ValueError(f"file not found: {path}") from None
-    except IsADirectoryError:
-        raise ValueError(f"{path} is a directory: name the experiment's configuration, a YAML or JSON file") from None
-    except UnicodeDecodeError:
+    except (IsADirectoryError, UnicodeDecodeError):
         raise ValueError(f"{path} is not text: name the experiment's configuration, a YAML or JSON file") from None
 
 
 def _metrics_table(master: Master, trials: Sequence[int], group: str | None) -> Any:
     table = []
     for row in metric_rows(master, trials, group):
-        columns = {key: row[key] for key in ("trial_id", "group", "steps_completed", "time", "trial_run_id")}
-        metrics = spread(row["metrics"])
+        metrics = spread(row.pop("metrics"))
         # A metric with the name of a column must not replace it.
-        table.append(columns | {f"metrics.{k}" if k in columns else k: v for k, v in metrics.items()})
+        table.append(row | {f"metrics.{k}" if k in row else k: v for k, v in metrics.items()})
     return to_frame(table)
-
-
-def _metric_row(value: Mapping[str, Any]) -> dict[str, Any]:
-    row = from_wire(value)
-    return {
-        "trial_id": int(row["trial_id"]),
-        "group": row.get("group"),
-        "steps_completed": row.get("total_batches"),
-        "time": row.get("end_time"),
-        "trial_run_id": row.get("trial_run_id"),
-        "metrics": _average(row),
-    }
 
 
 def _validation(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not value:
         return None
     row = from_wire(value)
-    return {**row, "metrics": _average(row)}
-
-
-def _average(row: Mapping[str, Any]) -> Any:
-    """Return the metrics of a row; masters of Determined spell the key in snake_case, or leave it out."""
-    metrics = row.get("metrics") or {}
-    return str_to_nonfinite(metrics.get("avgMetrics", metrics.get("avg_metrics", metrics)))
+    return {**row, "metrics": str_to_nonfinite((row.get("metrics") or {}).get("avgMetrics") or {})}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -116,16 +116,11 @@ class Master:
         Raises:
             MasterError: As :meth:`request` does, and if the stream ends early.
         """
-        with ExitStack() as stack:
-            with self._in_users_words():
-                stream = self._session.stream(_route(path), _parameters(query), idle_timeout=self._idle_timeout)
-                results = stack.enter_context(stream)
-            yield self._reworded(results)
-
-    def _reworded(self, results: Iterator[Any]) -> Iterator[Any]:
-        # Not around the caller's block as well, whose other requests raise errors that are in these words already.
+        # Errors of other requests in the caller's block are in these words already, and stay as they are.
         with self._in_users_words():
-            yield from results
+            query = _parameters(query)
+            with self._session.stream(_route(path), query, idle_timeout=self._idle_timeout) as results:
+                yield results
 
     @contextmanager
     def _in_users_words(self) -> Iterator[None]:
@@ -150,6 +145,8 @@ class Master:
                 401,
             ) from e
         except MasterError as e:
+            if str(e) == e.detail:
+                raise
             raise type(e)(e.detail, e.status) from e
 
 

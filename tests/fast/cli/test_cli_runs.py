@@ -283,7 +283,7 @@ def test_rm_where_a_checkpoint_is_read_or_a_storage_cannot_be_opened_deletes_not
     later.record("run_start", {"storage": {"type": "nothing", "bucket": "b"}})
     later.close()
     done = det_core("runs", "rm", run_id, "--yes", check=1)
-    assert f"run {run_id} could not be deleted: its storage " in done.stderr
+    assert f"run {run_id} could not be deleted: checkpoint_storage.type is 'nothing'" in done.stderr
     assert len(store.list()) == 2
     det_core(*shlex.split(done.stderr.strip().rpartition("det-core ")[2]), "--yes")
     assert not (home / "runs" / run_id).exists() and len(store.list()) == 2

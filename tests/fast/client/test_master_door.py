@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from det_core.client import Master
-from det_core.client._address import Address, canonical, locate, reach
+from det_core.client._address import Address, locate, reach
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from support.answers import Say, answering
 from support.processes import free_port
@@ -76,29 +76,6 @@ def test_lines_yields_results_while_other_requests_are_made() -> None:
             list(lines)
         with pytest.raises(UnknownToMaster), master.lines("trials/1/logs"):
             pass
-
-
-@pytest.mark.parametrize(
-    ("given", "url"),
-    [
-        ("gpu1", "http://gpu1:8080"),
-        ("gpu1:99", "http://gpu1:99"),
-        ("http://gpu1", "http://gpu1:80"),
-        ("https://gpu1/det/", "https://gpu1:443/det"),
-        ("http://[::1]:5", "http://[::1]:5"),
-    ],
-)
-def test_an_address_is_made_whole(given: str, url: str) -> None:
-    assert canonical(given) == url
-    assert canonical(url) == url
-
-
-@pytest.mark.parametrize(
-    "given", ["", "http://", "http://me:pw@gpu1", "gpu1?x=1", "ftp://gpu1", "gpu1:port", "gpu1#a", "a b"]
-)
-def test_what_is_no_address_is_refused(given: str) -> None:
-    with pytest.raises(ValueError, match="invalid master address"):
-        canonical(given)
 
 
 def test_the_environment_and_the_home_folder_say_where_the_master_is(

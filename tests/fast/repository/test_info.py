@@ -176,16 +176,12 @@ def test_an_address_gets_its_canonical_form(given: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "why"),
+    "url",
     [
-        ("http://me:pw@master", "user, query and fragment"),
-        ("http://master?x=1", "user, query and fragment"),
-        ("http://master#top", "user, query and fragment"),
-        ("http://", "it has no host"),
-        ("ws://master", "http or https"),
-        ("http://master:99999", "[Pp]ort"),
+        *("", "http://", "http://me:pw@master", "http://master?x=1", "http://master#top", "ws://master", "a b"),
+        *("http://master:99999", "master:port", "http://master:0", "http://mas\nter"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused(url: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_an_address_that_cannot_be_used_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"invalid master address .*: expected http or https"):
         canonical_url(url)
