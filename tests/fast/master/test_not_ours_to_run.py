@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,27 +62,6 @@ def test_an_unmanaged_script_comes_back_and_goes_on(real: RealMaster, tmp_path: 
     kept = real.get(f"trials/{trial_id}/checkpoints")["checkpoints"]
     assert [c["metadata"]["steps_completed"] for c in kept] == [5, 3]
     assert [line["log"] for line in real.logs(trial_id)] == ["came to 3\n", "came to 5\n"]
-
-
-def test_of_an_unmanaged_trial_an_earlier_run_is_refused(real: RealMaster) -> None:
-    config = "{name: recipe, searcher: {name: single, metric: unmanaged, max_length: 1}}"
-    number = real.post("experiments", {"config": config, "unmanaged": True})["experiment"]["id"]
-    trial_id = real.post("trials", {"experimentId": number, "hparams": {}, "unmanaged": True})["trial"]["id"]
-    again = {"trialId": trial_id, "resume": False}
-    assert real.post(f"trials/{trial_id}/start", again)["trialRunId"] == 1
-    refused = real.ask("POST", f"trials/{trial_id}/start", again)
-    assert refused.status_code == 400 and "resume" in refused.json()["error"]["error"]
-    assert real.post(f"trials/{trial_id}/start", {**again, "resume": True})["trialRunId"] == 2
-    values = {"avgMetrics": {"loss": 1.0}}
-
-    def report(run_id: int) -> Any:
-        told = {"trialId": trial_id, "trialRunId": run_id, "stepsCompleted": 1, "metrics": values}
-        return real.ask("POST", f"trials/{trial_id}/metrics", {"group": "training", "metrics": told})
-
-    assert [report(1).status_code, report(2).status_code, report(2).status_code] == [409, 200, 200]
-    assert series(real, trial_id) == [(1, 2)]
-    managed = real.ask("POST", f"experiments/{number}/activate")
-    assert managed.status_code == 400, "there is nothing to activate"
 
 
 def test_a_bare_run_is_synced_and_once_more_when_it_has_gone_on(

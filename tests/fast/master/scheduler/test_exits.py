@@ -78,109 +78,67 @@ def over(state: State, reason: str, restarts: int = 1) -> Next:
     return Next(Step.END, state, restarts, reason)
 
 
+DONE = trial(op_complete=True, closed=True)
+GAVE_UP = trial(early_exit="INVALID_HP")
+LATE = {"op_complete": True, "failed": True, "signalled": True}
+ENDS = [
+    (State.STOPPING_CANCELED, State.CANCELED, "canceled"),
+    (State.STOPPING_KILLED, State.CANCELED, "canceled"),
+    (State.STOPPING_COMPLETED, State.COMPLETED, "completed"),
+    (State.STOPPING_ERROR, State.ERROR, "errored"),
+]
+TOLD = [K.PREEMPTED, K.KILLED, K.ABORTED]
+
+
 @pytest.mark.parametrize(
-    ("state", "end", "reason"),
+    ("row", "facts", "kinds", "expected"),
     [
-        (State.STOPPING_CANCELED, State.CANCELED, "canceled"),
-        (State.STOPPING_KILLED, State.CANCELED, "canceled"),
-        (State.STOPPING_COMPLETED, State.COMPLETED, "completed"),
-        (State.STOPPING_ERROR, State.ERROR, "errored"),
+        *[("1", trial(state), OTHERS + OUTSIDE, over(end, reason)) for state, end, reason in ENDS],
+        *[("1", trial(state), [K.FAILED], over(State.ERROR, "errored")) for state, _, _ in ENDS],
+        *[("2", facts, OTHERS + OUTSIDE, over(State.COMPLETED, "completed")) for facts in (DONE, trial(stopped=True))],
+        *[("2", facts, [K.FAILED], over(State.ERROR, "errored")) for facts in (DONE, trial(stopped=True))],
+        ("2", trial(**LATE, closed=True), [K.PREEMPTED], over(State.ERROR, "errored")),
+        ("2", trial(stopped=True, failed=True), [K.PREEMPTED], over(State.COMPLETED, "completed")),
+        ("2, an operation left", trial(closed=True), [K.FAILED], again(2)),
+        ("failed late", trial(**LATE), [K.PREEMPTED], Next(Step.PARK, State.ACTIVE, 2)),
+        ("failed late", trial(restarts=5, **LATE), [K.PREEMPTED], over(State.ERROR, "errored", restarts=6)),
+        ("failed late", trial(State.PAUSED, **LATE), [K.PREEMPTED], Next(Step.PARK, State.PAUSED, 1)),
+        ("failed late", trial(failed=True, signalled=True), [K.PREEMPTED], again()),
+        ("4", trial(restarts=5), [K.TRANSIENT], again(5)),
+        ("4", trial(State.PAUSED), [K.TRANSIENT], Next(Step.WAIT, State.PAUSED, 1)),
+        ("4", trial(restarts=5, lost=5), [K.TRANSIENT], again(5)),
+        ("4, too many", trial(restarts=4, lost=6), [K.TRANSIENT], again(5)),
+        ("4, too many", trial(restarts=5, lost=6), [K.TRANSIENT], over(State.ERROR, "errored", restarts=6)),
+        ("refused", trial(restarts=0), [K.REFUSED], over(State.ERROR, "errored", restarts=0)),
+        ("refused", trial(State.STOPPING_CANCELED), [K.REFUSED], over(State.CANCELED, "canceled")),
+        ("5", trial(restarts=0), [K.FAILED, K.TERMINATED], again(1)),
+        ("5", trial(restarts=4), [K.FAILED], again(5)),
+        ("5", trial(restarts=5), [K.FAILED], over(State.ERROR, "errored", restarts=6)),
+        ("5", trial(restarts=0, max_restarts=0), [K.FAILED], over(State.ERROR, "errored", restarts=1)),
+        ("5", trial(State.PAUSED), [K.FAILED], Next(Step.WAIT, State.PAUSED, 2)),
+        ("5", GAVE_UP, [K.FAILED], again(2)),
+        ("6", trial(), [K.STOPPED], over(State.COMPLETED, "completed")),
+        ("6", trial(State.PAUSED), [K.STOPPED], over(State.COMPLETED, "completed")),
+        ("6", trial(op_complete=True), [K.STOPPED], over(State.COMPLETED, "completed")),
+        ("7", GAVE_UP, OTHERS, over(State.COMPLETED, "invalid_hp")),
+        ("7", trial(early_exit="USER_REQUESTED_STOP"), OTHERS, over(State.COMPLETED, "completed")),
+        (
+            "7, killed",
+            trial(State.STOPPING_KILLED, early_exit="INVALID_HP"),
+            [K.KILLED],
+            over(State.CANCELED, "invalid_hp"),
+        ),
+        ("8", trial(signalled=True), TOLD, again()),
+        ("8", trial(State.PAUSED, signalled=True), TOLD, Next(Step.WAIT, State.PAUSED, 1)),
+        ("8", trial(op_complete=True), TOLD, Next(Step.PARK, State.ACTIVE, 1)),
+        ("8", trial(State.PAUSED, op_complete=True), TOLD, Next(Step.PARK, State.PAUSED, 1)),
+        ("8, without reason", trial(restarts=4), [K.PREEMPTED], again(5)),
+        ("8, without reason", trial(restarts=5), [K.PREEMPTED], over(State.ERROR, "errored", restarts=6)),
+        ("8", trial(restarts=5, signalled=True), [K.PREEMPTED], again(5)),
     ],
 )
-def test_row_1_a_trial_that_is_to_end_ends(state: State, end: State, reason: str) -> None:
-    for kind in OTHERS + OUTSIDE:
-        assert after_exit(trial(state), kind) == over(end, reason)
-    assert after_exit(trial(state), K.FAILED) == over(State.ERROR, "errored")
-
-
-@pytest.mark.parametrize("facts", [trial(op_complete=True, closed=True), trial(stopped=True)])
-def test_row_2_a_trial_that_its_search_is_done_with_ends(facts: TrialFacts) -> None:
-    for kind in OTHERS + OUTSIDE:
-        assert after_exit(facts, kind) == over(State.COMPLETED, "completed")
-    assert after_exit(facts, K.FAILED) == over(State.ERROR, "errored")
-
-
-def test_row_2_one_that_fails_after_its_last_operation_is_in_error() -> None:
-    done = trial(op_complete=True, closed=True, failed=True, signalled=True)
-    assert after_exit(done, K.PREEMPTED) == over(State.ERROR, "errored")
-    assert after_exit(trial(stopped=True, failed=True), K.PREEMPTED) == over(State.COMPLETED, "completed")
-
-
-def test_one_that_fails_after_an_operation_is_parked_and_counted() -> None:
-    facts = {"op_complete": True, "failed": True, "signalled": True}
-    assert after_exit(trial(**facts), K.PREEMPTED) == Next(Step.PARK, State.ACTIVE, 2)
-    assert after_exit(trial(restarts=5, **facts), K.PREEMPTED) == over(State.ERROR, "errored", restarts=6)
-    assert after_exit(trial(State.PAUSED, **facts), K.PREEMPTED) == Next(Step.PARK, State.PAUSED, 1)
-    assert after_exit(trial(failed=True, signalled=True), K.PREEMPTED) == again()
-
-
-def test_row_2_is_not_for_one_that_is_closed_with_an_operation_left() -> None:
-    assert after_exit(trial(closed=True), K.FAILED) == again(2)
-
-
-def test_row_4_a_fault_of_the_machine_is_not_counted() -> None:
-    assert after_exit(trial(restarts=5), K.TRANSIENT) == again(5)
-    assert after_exit(trial(State.PAUSED), K.TRANSIENT) == Next(Step.WAIT, State.PAUSED, 1)
-
-
-def test_one_that_an_engine_refuses_is_not_tried_again() -> None:
-    assert after_exit(trial(restarts=0), K.REFUSED) == over(State.ERROR, "errored", restarts=0)
-    assert after_exit(trial(State.STOPPING_CANCELED), K.REFUSED) == over(State.CANCELED, "canceled")
-
-
-def test_row_4_faults_of_the_machine_are_counted_once_they_are_too_many_in_a_row() -> None:
-    assert after_exit(trial(restarts=5, lost=5), K.TRANSIENT) == again(5)
-    assert after_exit(trial(restarts=4, lost=6), K.TRANSIENT) == again(5)
-    assert after_exit(trial(restarts=5, lost=6), K.TRANSIENT) == over(State.ERROR, "errored", restarts=6)
-
-
-def test_row_5_a_failure_is_counted_until_there_are_too_many() -> None:
-    assert after_exit(trial(restarts=0), K.FAILED) == after_exit(trial(restarts=0), K.TERMINATED) == again(1)
-    assert after_exit(trial(restarts=4), K.FAILED) == again(5)
-    assert after_exit(trial(restarts=5), K.FAILED) == over(State.ERROR, "errored", restarts=6)
-    assert after_exit(trial(restarts=0, max_restarts=0), K.FAILED) == over(State.ERROR, "errored", restarts=1)
-    assert after_exit(trial(State.PAUSED), K.FAILED) == Next(Step.WAIT, State.PAUSED, 2)
-    assert after_exit(trial(early_exit="INVALID_HP"), K.FAILED) == again(2)
-
-
-def test_row_6_one_that_ends_by_itself_is_complete() -> None:
-    for facts in (trial(), trial(State.PAUSED), trial(op_complete=True), trial(closed=True)):
-        assert after_exit(facts, K.STOPPED) == over(State.COMPLETED, "completed")
-
-
-def test_row_7_an_early_exit_is_complete_and_its_search_learns_why() -> None:
-    for kind in OTHERS:
-        assert after_exit(trial(early_exit="INVALID_HP"), kind) == over(State.COMPLETED, "invalid_hp")
-        assert after_exit(trial(early_exit="USER_REQUESTED_STOP"), kind) == over(State.COMPLETED, "completed")
-    killed = trial(State.STOPPING_KILLED, early_exit="INVALID_HP")
-    assert after_exit(killed, K.KILLED) == over(State.CANCELED, "invalid_hp")
-
-
-@pytest.mark.parametrize("kind", [K.PREEMPTED, K.KILLED, K.ABORTED])
-def test_row_8_one_that_was_told_to_stop_goes_on_when_it_may(kind: K) -> None:
-    assert after_exit(trial(signalled=True), kind) == again()
-    assert after_exit(trial(State.PAUSED, signalled=True), kind) == Next(Step.WAIT, State.PAUSED, 1)
-    assert after_exit(trial(op_complete=True), kind) == Next(Step.PARK, State.ACTIVE, 1)
-    assert after_exit(trial(State.PAUSED, op_complete=True), kind) == Next(Step.PARK, State.PAUSED, 1)
-
-
-def test_an_acknowledgement_without_reason_counts_as_a_restart() -> None:
-    assert after_exit(trial(restarts=4), K.PREEMPTED) == again(5)
-    assert after_exit(trial(restarts=5), K.PREEMPTED) == over(State.ERROR, "errored", restarts=6)
-    assert after_exit(trial(restarts=5, signalled=True), K.PREEMPTED) == again(5)
-
-
-@pytest.mark.parametrize("status", [0, 1])
-def test_the_matrix_of_exit_code_and_acknowledgement(status: int) -> None:
-    def then(facts: TrialFacts, *, acked: bool) -> Next:
-        return after_exit(facts, classify(Cause.NONE, status, acked=acked))
-
-    silent = then(trial(), acked=False)
-    assert silent == (over(State.COMPLETED, "completed") if status == 0 else again(2))
-    assert then(trial(State.PAUSED, signalled=True), acked=True) == Next(Step.WAIT, State.PAUSED, 1)
-    assert then(trial(op_complete=True), acked=True) == Next(Step.PARK, State.ACTIVE, 1)
-    assert then(trial(op_complete=True, closed=True), acked=True) == over(State.COMPLETED, "completed")
-    assert then(trial(), acked=True) == again(2)
+def test_after_exit_follows_the_table(row: str, facts: TrialFacts, kinds: list[K], expected: Next) -> None:
+    assert {after_exit(facts, kind) for kind in kinds} == {expected}, f"row {row}"
 
 
 any_facts = st.builds(
@@ -209,16 +167,3 @@ def test_what_follows_is_possible(facts: TrialFacts, kind: K) -> None:
         assert after.restarts <= max(facts.max_restarts, facts.restarts)
     if facts.state.stopping:
         assert after.step is Step.END
-
-
-@given(any_facts, st.lists(st.sampled_from([kind for kind in K if kind is not K.TRANSIENT]), min_size=20))
-def test_a_trial_that_nobody_stops_fails_only_so_often(facts: TrialFacts, kinds: list[K]) -> None:
-    failures, restarts = 0, 0
-    for kind in kinds:
-        facts = trial(restarts=restarts, max_restarts=facts.max_restarts)
-        after = after_exit(facts, kind)
-        failures += kind in (K.FAILED, K.TERMINATED, K.PREEMPTED)
-        if after.step is Step.END:
-            break
-        restarts = after.restarts
-        assert failures == restarts <= facts.max_restarts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 from hypothesis import given
@@ -46,33 +45,6 @@ def test_each_number_keeps_its_own() -> None:
 
 def test_the_defaults_keep_each_trials_best_and_latest() -> None:
     assert stay(checkpoints(), 0, 1, 1) == {"t1s1", "t2s1", "t3s1", "t1s2", "t2s2", "t3s2"}
-
-
-def test_of_equal_ones_the_newer_stays() -> None:
-    equal = [Kept(f"c{n}", 1, n, n, 0.5) for n in range(3)]
-    assert stay(equal, 1, 0, 0) == {"c2"}
-    assert stay([Kept("a", 1, 7, 0), Kept("b", 1, 7, 1)], 0, 0, 1) == {"b"}
-
-
-def test_of_equal_trials_the_earlier_ones_newer_checkpoint_stays() -> None:
-    equal = [Kept(f"t{trial}s{step}", trial, step, 10 * trial + step, 0.5) for trial in (1, 2) for step in (1, 2)]
-    assert stay(equal, 1, 0, 0) == {"t1s2"}
-    assert stay(equal, 3, 0, 0) == {"t1s2", "t1s1", "t2s2"}
-    assert stay(equal, 0, 1, 0) == {"t1s2", "t2s2"}
-
-
-def test_the_latest_is_the_one_with_the_most_steps() -> None:
-    assert stay([Kept("far", 1, 9, 0), Kept("back", 1, 3, 1)], 0, 0, 1) == {"far"}
-
-
-def test_nan_is_no_metric() -> None:
-    assert stay([Kept("nan", 1, 1, 0, math.nan), Kept("worst", 1, 2, 1, math.inf)], 2, 0, 0) == {"worst"}
-
-
-def test_what_others_need_stays_and_is_counted() -> None:
-    found = [dataclasses.replace(c, protected=c.uuid == "t2s1") for c in checkpoints()]
-    assert stay(found, 0, 0, 0) == {"t2s1"}
-    assert stay(found, 1, 0, 0) == {"t2s1"}
 
 
 kept = st.lists(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,93 +32,84 @@ def stopped(decision: Decision) -> set[int]:
     return {r.trial_id for r in decision.preempt}
 
 
-def test_the_first_in_the_queue_get_the_lowest_slots() -> None:
-    assert started(decide([], [wants(3), wants(1), wants(2)], Pool(2))) == {1: (0,), 2: (1,)}
-    assert started(decide([runs(1, 0)], [wants(2, 2)], Pool(3))) == {2: (1, 2)}
-
-
-def test_a_higher_priority_goes_first_whenever_it_came() -> None:
-    assert started(decide([], [wants(1), wants(2, priority=1)], Pool(1))) == {2: (0,)}
-
-
-def test_nobody_passes_one_that_waits_for_many_slots() -> None:
-    decision = decide([runs(1, 0)], [wants(2, 2), wants(3), wants(4, priority=99)], Pool(2))
-    assert decision == Decision()
-
-
-def test_one_without_slots_never_waits() -> None:
-    assert started(decide([runs(1, 0)], [wants(2), wants(3, 0)], Pool(1))) == {3: ()}
-    assert started(decide([], [wants(3, 0)], Pool(0))) == {3: ()}
-
-
-def test_one_that_can_never_run_holds_up_nobody() -> None:
-    assert started(decide([], [wants(1, 3), wants(2, 2, most=1), wants(3, 2)], Pool(2))) == {3: (0, 1)}
-
-
-def test_an_experiment_keeps_within_its_own_limit_and_others_pass_it() -> None:
-    queue = [wants(2, most=2, experiment=1), wants(3, most=2, experiment=1), wants(4, experiment=2)]
-    assert started(decide([runs(1, 0)], queue, Pool(4))) == {2: (1,), 4: (2,)}
-
-
-def test_lower_priorities_are_preempted_the_lowest_and_latest_first() -> None:
-    running = [runs(1, 0, priority=50), runs(2, 1, priority=60), runs(3, 2, priority=60), runs(4, 3, priority=42)]
-    assert stopped(decide(running, [wants(5)], Pool(4))) == {3}
-    assert stopped(decide(running, [wants(5, 2)], Pool(4))) == {2, 3}
-    assert stopped(decide(running, [wants(5, 3)], Pool(4))) == {1, 2, 3}
-    assert stopped(decide(running, [wants(5, 4)], Pool(4))) == set()  # number 4 has its priority
-
-
-def test_no_more_are_preempted_than_needed() -> None:
-    running = [runs(1, 0, 1, 2, priority=50), runs(2, 3, priority=60)]
-    assert stopped(decide(running, [wants(3, 3)], Pool(4))) == {1}
-    assert stopped(decide([runs(1, 0, priority=99)], [wants(2)], Pool(2))) == set()  # a slot is free
-
-
-def test_slots_that_come_free_anyway_are_waited_for() -> None:
-    running = [runs(1, 0, ending=True), runs(2, 1, priority=99)]
-    assert decide(running, [wants(3, priority=1)], Pool(2)) == Decision()
-    assert stopped(decide(running, [wants(3, priority=1), wants(4, priority=1)], Pool(2))) == {2}
-
-
-def test_what_is_kept_for_a_higher_priority_is_not_given_to_the_next() -> None:
-    running = [runs(1, 0, priority=99)]
-    decision = decide(running, [wants(2, 2, priority=1), wants(3, priority=50)], Pool(2))
-    assert stopped(decision) == {1}
-    assert started(decision) == {}
-
-
-def test_several_of_a_high_priority_each_get_their_victim() -> None:
-    running = [runs(n, n, priority=99) for n in range(4)]
-    assert stopped(decide(running, [wants(8, priority=1), wants(9, priority=1)], Pool(4))) == {2, 3}
-
-
-def test_slots_that_are_gone_help_nobody() -> None:
-    decision = decide([runs(1, 7, priority=99), runs(2, 0, priority=98)], [wants(3)], Pool(1))
-    assert stopped(decision) == {2}
-
-
 def in_flight(number: int, slots: int, *, priority: int = 42, queued: bool = False) -> RunningAllocation:
     """Return an allocation in a pool that queues."""
     return RunningAllocation(f"1.r{number}.1", 1, number, slots, (), priority, queued=queued)
 
 
-def test_pool_that_queues_takes_a_number_of_allocations_of_any_size() -> None:
-    pool = Pool(2, queues=True)
-    assert list(pool.slot_ids) == []
-    assert started(decide([], [wants(1, 64), wants(2, 8), wants(3)], pool)) == {1: (), 2: ()}
-    assert started(decide([in_flight(1, 64)], [wants(2, 0), wants(3)], pool)) == {2: ()}
+QUEUE = Pool(2, queues=True)
+LIMITED = [wants(2, most=2, experiment=1), wants(3, most=2, experiment=1), wants(4, experiment=2)]
 
 
-def test_pool_that_queues_counts_the_slots_of_each_experiment() -> None:
-    queue = [wants(2, 8, most=16), wants(3, 8, most=16), wants(4, 32, most=16)]
-    assert started(decide([in_flight(1, 8)], queue, Pool(10, queues=True))) == {2: ()}
+@pytest.mark.parametrize(
+    ("running", "pending", "pool", "slots"),
+    [
+        pytest.param([], [wants(3), wants(1), wants(2)], Pool(2), {1: (0,), 2: (1,)}, id="in turn, lowest slots first"),
+        pytest.param([runs(1, 0)], [wants(2, 2)], Pool(3), {2: (1, 2)}, id="slots that are free"),
+        pytest.param([], [wants(1), wants(2, priority=1)], Pool(1), {2: (0,)}, id="higher priority first"),
+        pytest.param(
+            [runs(1, 0)], [wants(2, 2), wants(3), wants(4, priority=99)], Pool(2), {}, id="nobody passes who waits"
+        ),
+        pytest.param([runs(1, 0)], [wants(2), wants(3, 0)], Pool(1), {3: ()}, id="without slots"),
+        pytest.param([], [wants(3, 0)], Pool(0), {3: ()}, id="no slots at all"),
+        pytest.param([], [wants(1, 3), wants(2, 2, most=1), wants(3, 2)], Pool(2), {3: (0, 1)}, id="can never run"),
+        pytest.param([runs(1, 0)], LIMITED, Pool(4), {2: (1,), 4: (2,)}, id="limit of an experiment"),
+        pytest.param([], [wants(1, 64), wants(2, 8), wants(3)], QUEUE, {1: (), 2: ()}, id="queue, any size"),
+        pytest.param([in_flight(1, 64)], [wants(2, 0), wants(3)], QUEUE, {2: ()}, id="queue, a number"),
+        pytest.param(
+            [in_flight(1, 8)],
+            [wants(2, 8, most=16), wants(3, 8, most=16), wants(4, 32, most=16)],
+            Pool(10, queues=True),
+            {2: ()},
+            id="queue, limit of an experiment",
+        ),
+    ],
+)
+def test_decide_starts(
+    running: list[RunningAllocation], pending: list[PendingAllocation], pool: Pool, slots: dict[int, tuple[int, ...]]
+) -> None:
+    decision = decide(running, pending, pool)
+    assert started(decision) == slots
+    assert not decision.preempt
 
 
-def test_allocations_that_queue_in_the_cluster_stop_first() -> None:
-    running = [in_flight(1, 8, priority=60, queued=True), in_flight(2, 1, priority=99), in_flight(3, 1, priority=60)]
-    pool = Pool(3, queues=True)
-    assert stopped(decide(running, [wants(4, 4)], pool)) == {1}
-    assert stopped(decide(running, [wants(4), wants(5)], pool)) == {1, 2}
+FOUR = [runs(1, 0, priority=50), runs(2, 1, priority=60), runs(3, 2, priority=60), runs(4, 3, priority=42)]
+WIDE = [runs(1, 0, 1, 2, priority=50), runs(2, 3, priority=60)]
+ENDING = [runs(1, 0, ending=True), runs(2, 1, priority=99)]
+IN_FLIGHT = [in_flight(1, 8, priority=60, queued=True), in_flight(2, 1, priority=99), in_flight(3, 1, priority=60)]
+
+
+@pytest.mark.parametrize(
+    ("running", "pending", "pool", "numbers"),
+    [
+        pytest.param(FOUR, [wants(5)], Pool(4), {3}, id="lowest and latest first"),
+        pytest.param(FOUR, [wants(5, 3)], Pool(4), {1, 2, 3}, id="as many as are needed"),
+        pytest.param(FOUR, [wants(5, 4)], Pool(4), set(), id="none of the same priority"),
+        pytest.param(WIDE, [wants(3, 3)], Pool(4), {1}, id="no more than needed"),
+        pytest.param([runs(1, 0, priority=99)], [wants(2)], Pool(2), set(), id="a slot is free"),
+        pytest.param(ENDING, [wants(3, priority=1)], Pool(2), set(), id="a slot comes free anyway"),
+        pytest.param(ENDING, [wants(3, priority=1), wants(4, priority=1)], Pool(2), {2}, id="one comes free, two wait"),
+        pytest.param(
+            [runs(n, n, priority=99) for n in range(4)],
+            [wants(8, priority=1), wants(9, priority=1)],
+            Pool(4),
+            {2, 3},
+            id="a victim each",
+        ),
+        pytest.param([runs(1, 7, priority=99), runs(2, 0, priority=98)], [wants(3)], Pool(1), {2}, id="slot is gone"),
+        pytest.param(IN_FLIGHT, [wants(4, 4)], Pool(3, queues=True), {1}, id="queued in the cluster first"),
+        pytest.param(IN_FLIGHT, [wants(4), wants(5)], Pool(3, queues=True), {1, 2}, id="then by priority"),
+    ],
+)
+def test_decide_preempts(
+    running: list[RunningAllocation], pending: list[PendingAllocation], pool: Pool, numbers: set[int]
+) -> None:
+    assert stopped(decide(running, pending, pool)) == numbers
+
+
+def test_what_is_kept_for_a_higher_priority_is_not_given_to_the_next() -> None:
+    decision = decide([runs(1, 0, priority=99)], [wants(2, 2, priority=1), wants(3, priority=50)], Pool(2))
+    assert (stopped(decision), started(decision)) == ({1}, {})
 
 
 def test_nodes_of_an_allocation_follow_the_slots_that_one_has() -> None:
@@ -143,15 +135,8 @@ def situations(draw: st.DrawFn) -> Situation:
     while free and draw(st.booleans()):
         take = draw(st.integers(1, len(free)))
         ids, free = tuple(sorted(free[:take])), free[take:]
-        running.append(
-            runs(
-                next(number),
-                *ids,
-                priority=draw(priorities),
-                experiment=draw(st.integers(1, 3)),
-                ending=draw(st.booleans()),
-            )
-        )
+        more = {"priority": draw(priorities), "experiment": draw(st.integers(1, 3)), "ending": draw(st.booleans())}
+        running.append(runs(next(number), *ids, **more))
     most = {e: draw(st.none() | st.integers(1, 6)) for e in (1, 2, 3)}
     pending = [
         wants(next(number), draw(st.integers(0, 7)), priority=draw(priorities), experiment=e, most=most[e])
@@ -236,9 +221,3 @@ def test_in_the_end_everybody_has_run_and_equals_in_their_order(situation: Situa
 def _turns(begun: Sequence[PendingAllocation]) -> list[tuple[int, int, int]]:
     """Return the turns of those of the default priority that only their turn holds back."""
     return [w.turn for w in begun if w.priority == 42 and w.slots and w.max_slots is None]
-
-
-def test_a_long_queue_is_decided_on_quickly() -> None:
-    running = [runs(n, n, priority=99) for n in range(64)]
-    decision = decide(running, [wants(100 + n, 2) for n in range(3000)], Pool(64))
-    assert len(decision.preempt) == 64

@@ -10,8 +10,6 @@ import pytest
 
 from det_core.master._errors import Fenced, NotFound
 from det_core.master.service import _access, _allocations, _operations, _queries, _steering
-from det_core.master.service._create import add_context
-from det_core.master.service._tickets import EventListener
 from support.mastered import Bench, bench, deaf, train, trials_of
 from support.scripted_trials import Trial
 
@@ -68,16 +66,6 @@ async def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, mon
         assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
 
 
-async def test_rendezvous_has_one_local_address(tmp_path: Path) -> None:
-    async with bench(tmp_path, deaf, slots=2) as b:
-        allocation = await one(b)
-        assert await _allocations.rendezvous(b.service, allocation) == {
-            "addresses": ["127.0.0.1"],
-            "rank": 0,
-            "slots": [1],
-        }
-
-
 async def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
     async with bench(tmp_path, obedient) as b:
         allocation = await one(b)
@@ -130,17 +118,6 @@ async def test_who_gave_up_is_killed_by_the_next_master(tmp_path: Path) -> None:
         assert (await _queries.trial(b.service, 1)).state == "CANCELED"
 
 
-async def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Path) -> None:
-    async with bench(tmp_path, obedient) as b:
-        allocation = await one(b)
-        b.dying.dead.set()
-        await b.die()
-        b.engine.kill_process(allocation)
-        await b.start()
-        assert await b.ended(1) == "COMPLETED"
-        assert (await _queries.trial(b.service, 1)).restarts == 1
-
-
 @pytest.mark.parametrize("alive", [True, False])
 async def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool) -> None:
     """Promote a trial without operations before it has acknowledged that it exits, which another master records."""
@@ -170,14 +147,3 @@ async def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive:
         assert await b.ended(number) == "COMPLETED"
         assert [(t.state, t.restarts) for t in await trials_of(b.service, number)] == [("COMPLETED", 0)] * 2
         assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
-
-
-async def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None:
-    async with bench(tmp_path, deaf) as b:
-        content = bytes(1_000_000)
-        digest = await b.store.write(lambda conn: add_context(conn, content))
-        files = await asyncio.gather(*(EventListener(b.service).open_context(digest) for _ in range(20)))
-        for file in files:
-            with file:
-                assert file.read() == content
-        assert [p.name for p in (tmp_path / "master" / "contexts").iterdir()] == [f"{digest}.tgz"]

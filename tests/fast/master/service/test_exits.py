@@ -70,41 +70,6 @@ async def test_one_of_invalid_hyperparameters_says_so(tmp_path: Path) -> None:
         assert view.state == "COMPLETED" and "raised InvalidHP" in str(view.error)
 
 
-async def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        if trial.spec.trial_run_id == 1:
-            await asyncio.sleep(60)
-        return await train(trial)
-
-    async with bench(tmp_path, script, slots=2) as b:
-        number = await b.create({"name": "random", "max_length": 2, "max_trials": 2})
-        await b.until(lambda: len(b.engine.running) == 2)
-        first, second = b.engine.launched
-        b.engine.kill_process(first.allocation_id)
-        await _steering.kill_trial(b.service, second.trial_id)
-        assert await b.ended(number) == "COMPLETED"
-        one, two = await trials_of(b.service, number)
-        assert (one.state, one.restarts) == ("COMPLETED", 1)
-        assert (two.state, two.restarts) == ("CANCELED", 0)
-
-
-async def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        if trial.spec.trial_run_id == 1 and trial.spec.experiment_id == 1:
-            assert await trial.should_preempt(60)
-            await trial.acknowledge()
-            return 0
-        return await train(trial)
-
-    async with bench(tmp_path, script) as b:
-        first, second = await b.create(SINGLE), await b.create(SINGLE)
-        await b.until(lambda: b.engine.running)
-        assert len(b.engine.launched) == 1
-        await _steering.set_priority(b.service, second, 1)
-        assert await b.ended(second) == "COMPLETED" and await b.ended(first) == "COMPLETED"
-        assert [s.experiment_id for s in b.engine.launched] == [first, second, first]
-
-
 @pytest.mark.parametrize("early", [False, True])
 async def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> None:
     """One that has nothing left to do says so and exits; the other one's end promotes it meanwhile, or just before."""

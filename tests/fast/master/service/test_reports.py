@@ -10,18 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from det_core.master._errors import Conflict, Invalid, NotFound
-from det_core.master.engines import LogLine
+from det_core.master._errors import Conflict, Invalid
 from det_core.master.service import (
     _allocations,
     _checkpoints,
-    _logs,
     _operations,
     _queries,
     _reports,
-    _steering,
 )
-from support.mastered import Bench, bench, checkpoints_of, deaf, train, trials_of
+from support.mastered import Bench, bench, checkpoints_of, deaf, trials_of
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 4}
@@ -96,45 +93,6 @@ async def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_
         assert (kept.state, kept.resources, kept.allocation_id) == ("COMPLETED", {"f": 7}, trial.spec.allocation_id)
 
 
-async def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
-    async with bench(tmp_path, idle) as b:
-        trial = await running(b)
-        number, s = trial.spec.trial_id, b.service
-        await _reports.report_metrics(s, number, 1, "training", 1, {"loss": 1.0})
-        await _reports.report_metrics(s, number, 1, "training", 1, {"speed": 2.0})
-        await _reports.report_metrics(s, number, 1, "training", 2, {"loss": 0.5})
-        with pytest.raises(Conflict, match="loss"):
-            await _reports.report_metrics(s, number, 1, "training", 2, {"loss": 0.75})
-        with pytest.raises(Invalid):
-            await _reports.report_metrics(s, number, 1, "a.b", 2, {"loss": 0.75})
-        with pytest.raises(Invalid, match="no run 2 yet"):
-            await _reports.report_metrics(s, number, 2, "training", 2, {"loss": 0.75})
-        await _steering.pause(s, 1)
-        await b.until(lambda: not b.engine.running)
-        await _steering.activate(s, 1)
-        await b.until(lambda: b.engine.running)
-        await _reports.report_metrics(s, number, 2, "training", 2, {"loss": 0.25})
-        rows = await _queries.MetricsReader(s.store, [number], "training").read(100)
-        assert [(r.total_batches, r.metrics) for r in rows] == [(1, {"loss": 1.0, "speed": 2.0}), (2, {"loss": 0.25})]
-        assert len(await _queries.MetricsReader(s.store, [number], "training", archived=True).read(100)) == 3
-
-
-async def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
-    async with bench(tmp_path, idle) as b:
-        trial = await running(b)
-        number, s = trial.spec.trial_id, b.service
-        await _operations.progress(s, number, 2.0)
-        assert (await _queries.trial(s, number)).progress == 0.5
-        assert (await _queries.experiment(s, 1)).progress == 0.5
-        await _operations.progress(s, number, 0.75, is_raw=True)
-        assert (await _queries.experiment(s, 1)).progress == 0.75
-        await _reports.set_status(s, number, "warming up")
-        assert (await _queries.trial(s, number)).status == "warming up"
-        with pytest.raises(Invalid):  # core/test_metadata.py has all limits
-            await _reports.set_metadata(s, number, {"a.b": 1})
-        assert await _reports.get_metadata(s, number) == {}
-
-
 async def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) -> None:
     searcher = {**BY_EPOCHS, "divisor": 2, "max_concurrent_trials": 1}
 
@@ -168,37 +126,6 @@ async def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_
         number = await b.create(BY_EPOCHS)
         assert await b.ended(number) == "ERROR"
         assert "'epoch'" in str((await _queries.experiment(b.service, number)).error)
-
-
-async def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
-    async with bench(tmp_path, idle) as b:
-        trial = await running(b)
-        number, s = trial.spec.trial_id, b.service
-        line = LogLine(1.0, "stdout", None, None, "hello\n")
-        waiting = asyncio.create_task(b.log(number, follow=True))
-        await asyncio.sleep(0.05)
-        again = line._replace(text="again\n", rank=1, level="ERROR")
-        await _logs.append_sent(s, [(trial.spec.task_id, line), ("1.none", line), (trial.spec.task_id, again)])
-        page = await waiting
-        assert [x.log for x in page] == ["hello\n", "again\n"]
-        assert await b.log(number, after=page[0].id) == page[1:]
-        await _reports.alert(s, 1, number, "look", "here", "WARNING")
-        (last,) = await b.log(number, tail=1)
-        assert (last.log, last.level, last.source) == ("alert: look: here\n", "WARNING", "alert")
-        await _steering.kill(s, 1)
-        await b.ended(1)
-        assert await b.log(number, after=last.id, follow=True) == []
-
-
-async def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
-    async with bench(tmp_path, train) as b:
-        number = await b.create({"name": "random", "max_length": 2, "max_trials": 3})
-        with pytest.raises(NotFound):
-            await _queries.best_validation(b.service, 99)
-        assert await b.ended(number) == "COMPLETED"
-        best = await _queries.best_trial(b.service, number)
-        assert best is not None and best.best_validation is not None
-        assert await _queries.best_validation(b.service, number) == best.best_validation.metric
 
 
 async def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:

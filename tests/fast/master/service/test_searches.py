@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from det_core.master.service import _create, _queries
-from support.mastered import bench, config_of, train, trials_of
+from det_core.master.service import _queries
+from support.mastered import bench, train, trials_of
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "single": {"name": "single", "max_length": 4},
@@ -27,23 +25,6 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "optuna": {"name": "optuna", "max_length": 3, "max_trials": 5},
     "adaptive": {"name": "adaptive_asha", "max_length": 16, "max_trials": 8},
 }
-METHOD = """
-from det_core.search import Close, SearchMethod, TrainTo
-
-
-class Twice(SearchMethod):
-    def handle(self, event):
-        if event.kind == "started":
-            made = self.create({"lr": 0.5})
-            return [made, TrainTo(made.request_id, 2)]
-        if event.kind == "completed":
-            if self.searcher["how"] == "badly":
-                raise RuntimeError("no idea")
-            if event.length == 2:
-                return [TrainTo(event.request_id, 4)]
-            return [Close(event.request_id)]
-        return []
-"""
 
 
 @pytest.fixture
@@ -80,50 +61,6 @@ async def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
         assert await b.ended(number) == "COMPLETED"
         found = [t.hparams for t in await trials_of(b.service, number)]
         assert found == [{"b": 1, "lr": lr} for lr in (0.3, 0.2, 0.1)]
-
-
-def packed(folder: Path) -> bytes:
-    """Return a context directory with the user's search method in it."""
-    (folder / "mine").mkdir(parents=True)
-    (folder / "mine" / "twice.py").write_text(METHOD)
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
-        tar.add(folder / "mine" / "twice.py", "twice.py")
-    return out.getvalue()
-
-
-@pytest.mark.parametrize("how", ["well", "badly"])
-async def test_a_method_of_the_users_own(tmp_path: Path, how: str) -> None:
-    async with bench(tmp_path, train) as b:
-        searcher = {"name": "custom", "class": "twice:Twice", "how": how}
-        created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path))
-        number = created["experiment"].id
-        await b.until(lambda: b.engine.launched)
-        b.dying.dead.set()
-        await b.revive()
-        if how == "badly":
-            assert await b.ended(number) == "ERROR"
-            assert "no idea" in str((await _queries.experiment(b.service, number)).error)
-            return
-        assert await b.ended(number) == "COMPLETED"
-        (trial,) = await trials_of(b.service, number)
-        assert (trial.operation_length, trial.hparams) == (4, {"lr": 0.5})
-        assert await _queries.context(b.service, number)
-
-
-async def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) -> None:
-    async with bench(tmp_path, train) as b:
-        searcher = {"name": "custom", "class": "twice:Twice", "how": "well"}
-        created = await _create.create_experiment(b.service, config_of(searcher), packed(tmp_path), activate=False)
-        other = await b.create(SEARCHES["single"])
-        (folder,) = (tmp_path / "master" / "searchers").iterdir()
-        (folder / "twice.py").write_text("import nothing_of_that_name")
-        b.dying.dead.set()
-        await b.revive()
-        number = created["experiment"].id
-        assert await b.ended(number) == "ERROR"
-        assert "nothing_of_that_name" in str((await _queries.experiment(b.service, number)).error)
-        assert await b.ended(other) == "COMPLETED"
 
 
 async def test_a_search_is_recovered_from_its_record(tmp_path: Path) -> None:

@@ -16,13 +16,11 @@ from det_core.master._errors import MasterError, NotFound, Stopping
 from det_core.master.service import (
     _actor,
     _allocations,
-    _checkpoints,
     _create,
     _lifecycle,
     _queries,
     _retention,
     _steering,
-    _unmanaged,
 )
 from support.mastered import bench, experiments_of, train
 from support.scripted_trials import Trial
@@ -132,18 +130,6 @@ async def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Pat
                 await _queries.experiment(b.service, number)
             except NotFound:
                 break
-            await asyncio.sleep(0.05)
-        assert refusing.left == 0
-
-
-async def test_deletion_of_a_checkpoint_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:
-    async with bench(tmp_path, train) as b:
-        number = (await _create.create_experiment(b.service, b_config(), unmanaged=True))["experiment"].id
-        task = (await _unmanaged.create_trial(b.service, number, {})).task_id
-        await _checkpoints.register(b.service, "c", task, metadata={"steps_completed": 1}, resources={"f": 1})
-        refusing = Refusing(b.dying, 1)
-        await _retention.delete(b.service, ["c"])
-        while (await _checkpoints.get(b.service, "c")).state != "DELETED":
             await asyncio.sleep(0.05)
         assert refusing.left == 0
 

@@ -69,19 +69,6 @@ async def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
         assert not b.engine.launched
 
 
-async def test_a_managed_experiment_takes_none_of_it(tmp_path: Path) -> None:
-    async with bench(tmp_path, train) as b:
-        number = await b.create({"name": "single", "max_length": 1})
-        await b.ended(number)
-        for refused in (
-            _unmanaged.create_trial(b.service, number, {}),
-            _unmanaged.start_trial(b.service, 1, resume=True),
-            _unmanaged.patch_trial(b.service, 1, state="RUNNING"),
-        ):
-            with pytest.raises(WrongState):
-                await refused
-
-
 async def test_who_gives_no_sign_of_life_is_taken_for_dead(tmp_path: Path) -> None:
     async with bench(tmp_path, train, unmanaged_timeout=5, sweep_interval=0.05) as b:
         number = (await _create.create_experiment(b.service, CONFIG, unmanaged=True))["experiment"].id
