@@ -258,12 +258,12 @@ def canonical_url(url: str) -> str:
             f"invalid master address {url!r}: expected http or https, a host, and no user, query or fragment, as in "
             "http://host:port"
         )
-    if port is None:
-        port = _PORTS[parts.scheme] if has_scheme else 8080
+    if port is None and has_scheme:
+        port = _PORTS[parts.scheme]
     host = parts.hostname
     if ":" in host:
         host = f"[{host}]"  # urlsplit() takes the brackets off an IPv6 address
-    return f"{parts.scheme}://{host}:{port}{parts.path.rstrip('/')}"
+    return f"{parts.scheme}://{host}:{port or 8080}{parts.path.rstrip('/')}"
 
 
 _PORTS = {"http": 80, "https": 443}

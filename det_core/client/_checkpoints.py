@@ -276,7 +276,9 @@ class Checkpoints:
         try:
             return self._checkpoint(storage_id, self._store.open(storage_id).manifest.header)
         except CheckpointNotFound as e:
-            place = f"run {self.run_id} in {self.root}" if self.run_id else self.root
+            place = self.root
+            if self.run_id:
+                place = f"run {self.run_id} in {self.root}"
             raise CheckpointNotFound(
                 f"no checkpoint {storage_id!r} of {place}; `det-core checkpoint list` shows those there are"
             ) from e
@@ -455,7 +457,9 @@ def delete_run(run_id: str, home: Path | str | None = None, *, folder_only: bool
         RunError: If it could not be deleted; the message gives the reason. A second call goes on with the rest.
     """
     run = Run(find(run_id, home))
-    storages = [] if folder_only else run.storages
+    storages = run.storages
+    if folder_only:
+        storages = []
     with lock_run(run.path), ExitStack() as stack:
         try:
             stores = [stack.enter_context(closing(open_store(storage, default=run.path))) for storage in storages]

@@ -471,9 +471,12 @@ def create(
     """
     from det_core.client._pack import pack  # not for those who only look
 
+    packed = None
+    if context is not None:
+        packed = pack(Path(context), home)
     body = {
         "config": _read(config),
-        "b64Tgz": None if context is None else pack(Path(context), home),
+        "b64Tgz": packed,
         "activate": activate,
         "validateOnly": validate_only,
         "overrides": list(overrides),
