@@ -166,10 +166,10 @@ def check_run(trial: LiveTrial, trial_run_id: int) -> None:
         Fenced: If it is over.
         Invalid: If it has never begun.
     """
-    if trial_run_id > trial.run_id:
-        raise Invalid(f"trial {trial.id} has no run {trial_run_id} yet: its newest is {trial.run_id}")
-    if trial_run_id != trial.run_id or trial.allocation is None:
-        raise Fenced(f"trial {trial.id}: run {trial_run_id} is over (the newest is {trial.run_id})")
+    if trial_run_id > trial.row.run_id:
+        raise Invalid(f"trial {trial.id} has no run {trial_run_id} yet: its newest is {trial.row.run_id}")
+    if trial_run_id != trial.row.run_id or trial.allocation is None:
+        raise Fenced(f"trial {trial.id}: run {trial_run_id} is over (the newest is {trial.row.run_id})")
 
 
 async def know_trial(service: ServiceState, trial_id: int) -> None:

@@ -13,13 +13,16 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sqlalchemy import inspect
+
 from det_core.errors import StoreError
 from det_core.master._errors import MasterError, Stopping
+from det_core.master.store import Store, change
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from det_core.master.store import Store
+    from det_core.master.store.models import Base
 
 LOG = logging.getLogger("det_core")
 
@@ -28,7 +31,9 @@ T = TypeVar("T")
 MOST = 256
 """Commands that share a transaction at most, so that none waits for long."""
 RETRY = 1.0
-"""Seconds after which an event is taken again that the store refused."""
+"""Seconds after which an event is taken again that could not be decided; they double with each further failure."""
+MAX_RETRY_DELAY = 10.0
+"""Maximum of these seconds."""
 
 
 @dataclass
@@ -48,6 +53,24 @@ class Transaction:
     def write(self, work: Callable[..., object], *args: Any, **named: Any) -> None:
         """Have ``work(session, …)`` write, in the order of these calls."""
         self.writes.append(lambda session: work(session, *args, **named))
+
+    def add(self, row: Base) -> None:
+        """Have a new row stored as it is now; it stays the live state's, and what is stored is a copy."""
+        kind = type(row)
+        values = {column.key: getattr(row, column.key) for column in inspect(kind).column_attrs}
+
+        def insert(session: Session) -> None:
+            session.add(kind(**values))
+            session.flush()  # in this order: SQLAlchemy does not know which table refers to which
+
+        self.writes.append(insert)
+
+    def change(self, row: Base, **values: Any) -> None:
+        """Change columns of a row of the live state, and have the change stored."""
+        for name, value in values.items():
+            setattr(row, name, value)
+        key = tuple(inspect(type(row)).primary_key_from_instance(row))
+        self.write(change, type(row), key, **values)
 
     def then(self, effect: Callable[..., None], *args: Any) -> None:
         """Have ``effect(…)`` done once everything is written."""
@@ -69,8 +92,17 @@ Command = Callable[[Transaction], T]
 
 @dataclass
 class _Asked:
+    """A command that waits.
+
+    Attributes:
+        command: the command.
+        answer: future of its answer.
+        known: the message of its last failure, which is not logged again.
+    """
+
     command: Command[Any]
     answer: asyncio.Future[Any]
+    known: str = ""
 
 
 class Actor:
@@ -128,16 +160,27 @@ class Actor:
         answer: T = await asked.answer
         return answer
 
-    def post(self, command: Command[Any]) -> None:
-        """Carry out a command whose answer nobody waits for; retry it while the store fails."""
+    def post(self, command: Command[Any], delay: float | None = None, known: str = "") -> None:
+        """Carry out a command whose answer nobody waits for; retry it while it fails, and log each new cause.
 
-        def heard(answer: asyncio.Future[Any]) -> None:
+        Args:
+            command: Command.
+            delay: Seconds until it is tried again. Defaults to ``RETRY``.
+            known: Message of its last failure.
+        """
+        loop = asyncio.get_running_loop()
+        seconds = RETRY if delay is None else delay
+
+        def on_answer(answer: asyncio.Future[Any]) -> None:
             error = None if answer.cancelled() else answer.exception()
-            if error is not None and not isinstance(error, Stopping) and getattr(error, "status", 500) >= 500:
-                asyncio.get_running_loop().call_later(RETRY, self.post, command)
+            if error is None or isinstance(error, Stopping) or getattr(error, "status", 500) < 500:
+                return
+            if isinstance(error, StoreError) and str(error) != known:
+                LOG.warning("cannot store a decision, retrying: %s", error)
+            loop.call_later(seconds, self.post, command, min(2 * seconds, MAX_RETRY_DELAY), str(error))
 
-        asked = _Asked(command, asyncio.get_running_loop().create_future())
-        asked.answer.add_done_callback(heard)
+        asked = _Asked(command, loop.create_future(), known)
+        asked.answer.add_done_callback(on_answer)
         if self._task is None:
             self._refuse(asked)
         else:
@@ -175,7 +218,7 @@ class Actor:
         except Exception as e:
             self._stale = True
             if len(batch) == 1:
-                _answer(batch[0], _explained(e))
+                _answer(batch[0], _explained(e, batch[0].known))
                 return
             LOG.debug("a shared transaction failed, each command is tried alone: %s", e)
             for asked in batch:
@@ -217,10 +260,11 @@ def _answer(asked: _Asked, answer: Any) -> None:
         asked.answer.set_result(answer)
 
 
-def _explained(error: Exception) -> Exception:
+def _explained(error: Exception, known: str) -> Exception:
     if isinstance(error, (MasterError, StoreError)):  # the API answers 503, which clients try again
         return error
-    LOG.error("the master could not carry out a request", exc_info=error)
     wrapped = MasterError(f"the master could not carry this out: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
+    if str(wrapped) != known:
+        LOG.error("the master could not carry out a request", exc_info=error)
     return wrapped

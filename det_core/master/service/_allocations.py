@@ -11,7 +11,7 @@ from det_core import _clock
 from det_core.master._errors import NotFound
 from det_core.master.scheduler import RunningAllocation, decide
 from det_core.master.service._access import hash_secret, live_allocation
-from det_core.master.service._live import LiveAllocation
+from det_core.master.service._live import Launch, LiveAllocation
 from det_core.master.store import change, checkpoints, models
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def _running(allocation: LiveAllocation, *, queues: bool) -> RunningAllocation:
         allocation_id=allocation.id,
         experiment_id=trial.experiment.id,
         trial_id=trial.id,
-        slots=allocation.slots,
-        slot_ids=allocation.slot_ids,
-        priority=trial.experiment.priority,
+        slots=allocation.row.slots,
+        slot_ids=tuple(allocation.row.slot_ids),
+        priority=trial.experiment.row.priority,
         ending=allocation.ending,
         queued=queues and not allocation.ready,
     )
@@ -59,42 +59,36 @@ def begin(service: ServiceState, tx: Transaction, placement: Placement) -> None:
     """Begin the allocation of a trial whose turn it is."""
     trial = service.live.trials[placement.pending.trial_id]
     slots = placement.pending.slots
-    slot_ids = placement.slot_ids
-    trial.run_id += 1
-    allocation = LiveAllocation(f"{trial.task_id}.{trial.run_id}", trial, trial.run_id, slots, slot_ids)
-    trial.allocation = service.live.allocations[allocation.id] = allocation
+    tx.change(trial.row, run_id=trial.row.run_id + 1)
+    code = secrets.token_urlsafe(16)
+    launch = Launch(hash_secret(code), service.engine.pool.count_nodes(slots))
+    row = models.Allocation(
+        id=placement.pending.allocation_id,
+        trial_id=trial.id,
+        run_id=trial.row.run_id,
+        state="RUNNING",
+        slots=slots,
+        slot_ids=list(placement.slot_ids),
+        latest_checkpoint=trial.row.warm_start,
+        facts=launch.facts(),
+    )
+    trial.allocation = service.live.allocations[row.id] = LiveAllocation(row, trial, launch)
     service.live.queue.pop(trial.id, None)
     trial.queued = None
-    code = secrets.token_urlsafe(16)
-    allocation.launch.code = hash_secret(code)
-    allocation.launch.nodes = service.engine.pool.count_nodes(slots)
-    trial_id = trial.id
-    warm_start = trial.warm_start
-
-    def write(session: Session) -> None:
-        latest = checkpoints.latest(session, trial_id)
-        if latest is None:
-            allocation.latest_checkpoint = warm_start
-        else:
-            allocation.latest_checkpoint = latest.uuid
-            allocation.steps_completed = latest.steps_completed
-        row = models.Allocation(
-            id=allocation.id,
-            trial_id=trial_id,
-            run_id=allocation.run_id,
-            state="RUNNING",
-            slots=slots,
-            slot_ids=list(slot_ids),
-            steps_completed=allocation.steps_completed,
-            latest_checkpoint=allocation.latest_checkpoint,
-            facts=allocation.launch.facts(),
-        )
-        session.add(row)
-        change(session, models.Trial, trial_id, run_id=allocation.run_id)
-
-    tx.write(write)
+    tx.add(row)
+    tx.write(_set_start, row)
     tx.publish(("trial", trial.id))
-    tx.then(service.runner.launch, allocation.id, code)
+    tx.then(service.runner.launch, row.id, code)
+
+
+def _set_start(session: Session, row: models.Allocation) -> None:
+    """Have an allocation start from the latest checkpoint of its trial, if there is one."""
+    latest = checkpoints.latest(session, row.trial_id)
+    if latest is not None:
+        row.latest_checkpoint = latest.uuid
+        row.steps_completed = latest.steps_completed
+        start = {"latest_checkpoint": latest.uuid, "steps_completed": latest.steps_completed}
+        change(session, models.Allocation, row.id, **start)
 
 
 def move(service: ServiceState, event: Moved, tx: Transaction) -> None:
@@ -107,7 +101,7 @@ def move(service: ServiceState, event: Moved, tx: Transaction) -> None:
     launch.ref = event.ref or launch.ref
     launch.nodes = event.nodes or launch.nodes
     LOG.info("allocation %s: %s %s", allocation.id, event.phase, event.detail)
-    tx.write(change, models.Allocation, allocation.id, facts=launch.facts())
+    tx.change(allocation.row, facts={**allocation.row.facts, **launch.facts()})
     tx.publish(("trial", allocation.trial.id))
 
 
@@ -125,8 +119,7 @@ def ask_to_stop(service: ServiceState, tx: Transaction, allocation: LiveAllocati
     if not allocation.ready:
         kill(service, tx, allocation, reason)
         return
-    allocation.preempt_time = _clock.now()
-    tx.write(change, models.Allocation, allocation.id, preempt_time=allocation.preempt_time, preempt_reason=reason)
+    tx.change(allocation.row, preempt_time=_clock.now(), preempt_reason=reason)
     tx.publish(("allocation", allocation.id), ("trial", allocation.trial.id))
     tx.then(_announce, service, allocation.id)
     tx.then(service.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
@@ -141,9 +134,8 @@ def _announce(service: ServiceState, allocation_id: str) -> None:
 
 def kill(service: ServiceState, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
     """End an allocation now."""
-    if allocation.kill_time is None:
-        allocation.kill_time = _clock.now()
-        tx.write(change, models.Allocation, allocation.id, kill_time=allocation.kill_time, kill_reason=reason)
+    if allocation.row.kill_time is None:
+        tx.change(allocation.row, kill_time=_clock.now(), kill_reason=reason)
         tx.publish(("trial", allocation.trial.id))
     tx.then(service.runner.kill, allocation.id)
 
@@ -154,9 +146,8 @@ def acknowledged(service: ServiceState, tx: Transaction, allocation: LiveAllocat
     One that has nothing left to do, or was told so, is held to it: what its search wants of it meanwhile is for its
     next allocation, whose need does not count as a failure.
     """
-    if not allocation.acked:
-        allocation.acked = True
-        tx.write(change, models.Allocation, allocation.id, acked=True)
+    if not allocation.row.acked:
+        tx.change(allocation.row, acked=True)
         if allocation.idle or not allocation.trial.pending:
             ask_to_stop(service, tx, allocation, "it has nothing left to do")
 
@@ -233,4 +224,4 @@ async def rendezvous(service: ServiceState, allocation_id: str) -> RendezvousVie
     """
     await know_allocation(service, allocation_id)
     allocation = live_allocation(service, allocation_id)
-    return RendezvousView(addresses=["127.0.0.1"], rank=0, slots=[allocation.slots])
+    return RendezvousView(addresses=["127.0.0.1"], rank=0, slots=[allocation.row.slots])

@@ -32,6 +32,7 @@ from det_core.storage import check_storage_id, open_store
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from det_core.master.service._actor import Transaction
     from det_core.master.service._live import LiveTrial
     from det_core.master.service._state import ServiceState
     from det_core.master.store.models import Record
@@ -304,18 +305,17 @@ async def prepare_run(service: ServiceState, trial_id: int, storage: Mapping[str
 
 async def _choose(service: ServiceState, trial_id: int, storage: Mapping[str, Any]) -> int:
     config = location(storage)
-    trial = service.live.trials.get(trial_id)
-    allocation = None if trial is None else trial.allocation
+    number = await service.store.write(lambda session: add_storage(session, config))
 
-    def write(session: Session) -> int:
-        number = add_storage(session, config)
-        if allocation is not None:
-            row = session.get(models.Allocation, allocation.id)
-            if row is not None:
-                row.facts = {**row.facts, CHOSEN: number}
-        return number
+    def command(tx: Transaction) -> None:
+        trial = service.live.trials.get(trial_id)
+        if trial is not None and trial.allocation is not None:
+            row = trial.allocation.row
+            tx.change(row, facts={**row.facts, CHOSEN: number})
 
-    return await service.store.write(write)
+    if trial_id in service.live.trials:
+        await service.actor.do(command)
+    return number
 
 
 def add_storage(session: Session, config: Mapping[str, Any]) -> int:
@@ -422,7 +422,7 @@ async def make_up(service: ServiceState, allocation_id: str) -> Doubt | None:
     if allocation is None:
         return None
     trial = allocation.trial
-    run_id = allocation.run_id
+    run_id = allocation.row.run_id
 
     def unknown(session: Session, kind: str) -> Sequence[Record]:
         rows = series.records(session, trial.id, kind=kind, run_id=run_id)
@@ -469,7 +469,7 @@ async def look_for(service: ServiceState, doubt: Doubt) -> None:
 async def _register_record(service: ServiceState, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
     try:
         allocation_id = None if trial.allocation is None else trial.allocation.id
-        await from_journal(service, trial.task_id, allocation_id, body, time)
+        await from_journal(service, trial.row.task_id, allocation_id, body, time)
     except Exception as e:
         if not is_content_error(e):
             raise

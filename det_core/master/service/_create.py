@@ -300,15 +300,9 @@ async def record(
         Conflict: If another experiment has this external ID.
         NotFound: If the parent does not exist.
     """
-
-    def check(session: Session) -> None:
-        if external_id is not None and experiments.by_external_id(session, external_id) is not None:
-            raise Conflict(f"an experiment of the external id {external_id!r} stands already")
-        if parent_id is not None and session.get(models.Experiment, parent_id) is None:
-            raise NotFound(f"parent experiment {parent_id} not found")
-
     try:
-        await service.store.read(check)
+        # Before it is decided, as a refusal then has the live state made anew.
+        await service.store.read(lambda session: _check_ids(session, external_id, parent_id))
         return await service.actor.do(
             lambda tx: _record(service, tx, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
         )
@@ -316,6 +310,13 @@ async def record(
         if isinstance(drafted.search, SearchWorker):
             await drafted.search.close()
         raise
+
+
+def _check_ids(session: Session, external_id: str | None, parent_id: int | None) -> None:
+    if external_id is not None and experiments.by_external_id(session, external_id) is not None:
+        raise Conflict(f"an experiment of the external id {external_id!r} stands already")
+    if parent_id is not None and session.get(models.Experiment, parent_id) is None:
+        raise NotFound(f"parent experiment {parent_id} not found")
 
 
 def _record(
@@ -328,47 +329,30 @@ def _record(
     external_id: str | None,
 ) -> int:
     spec = drafted.spec
-    unmanaged = drafted.search is None
-    experiment_id = service.live.new_experiment_id()
-    state = State.ACTIVE if activate else State.PAUSED
-    priority = DEFAULT_PRIORITY if spec.priority is None else spec.priority
-
-    def write(session: Session) -> None:
-        _check_warm_start(session, drafted.warm_start)
-        if external_id is not None and experiments.by_external_id(session, external_id) is not None:
-            raise Conflict(f"an experiment of the external id {external_id!r} stands already")
-        row = models.Experiment(
-            id=experiment_id,
-            state=state.value,
-            name=spec.name,
-            description=spec.description or "",
-            config=spec.data,
-            original_config=drafted.original,
-            warnings=list(spec.warnings),
-            context=drafted.context,
-            seed=spec.seed,
-            priority=priority,
-            unmanaged=unmanaged,
-            parent_id=parent_id,
-            external_id=external_id,
-        )
-        session.add(row)
-
-    tx.write(write)
-    tx.publish(("experiment", experiment_id))
+    row = models.Experiment(
+        id=service.live.new_experiment_id(),
+        state=State.ACTIVE.value if activate else State.PAUSED.value,
+        name=spec.name,
+        description=spec.description or "",
+        config=spec.data,
+        original_config=drafted.original,
+        warnings=list(spec.warnings),
+        context=drafted.context,
+        seed=spec.seed,
+        priority=DEFAULT_PRIORITY if spec.priority is None else spec.priority,
+        unmanaged=drafted.search is None,
+        parent_id=parent_id,
+        external_id=external_id,
+    )
+    tx.write(_check_ids, external_id, parent_id)
+    tx.write(_check_warm_start, drafted.warm_start)
+    tx.add(row)
+    tx.publish(("experiment", row.id))
     if drafted.search is not None:
-        experiment = LiveExperiment(
-            id=experiment_id,
-            spec=spec,
-            state=state,
-            priority=priority,
-            search=drafted.search,
-            context=drafted.context,
-            warm_start=drafted.warm_start,
-        )
-        service.live.experiments[experiment_id] = experiment
+        experiment = LiveExperiment(row, spec, drafted.search, warm_start=drafted.warm_start)
+        service.live.experiments[row.id] = experiment
         if isinstance(drafted.search, SearchWorker):
-            tx.then(employ, service, experiment_id, drafted.search)
+            tx.then(employ, service, row.id, drafted.search)
         experiment.pending.append(Started())
         service.live.touch(experiment)
-    return experiment_id
+    return row.id

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from det_core.master._errors import is_content_error
 from det_core.master.service import _allocations, _operations, _steering
 from det_core.master.service._measured import VALIDATION
-from det_core.master.store import change, models, trials, validations
+from det_core.master.store import trials, validations
 from det_core.search import Validated
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def goes_by_validations(trial: LiveTrial) -> bool:
     """Return whether a trial's search receives its validations."""
     search = trial.experiment.search
     spec = trial.experiment.spec
-    if search is None or trial.reopened or Validated.kind not in search.event_kinds:
+    if search is None or trial.row.reopened or Validated.kind not in search.event_kinds:
         return False
     return spec.time_metric is not None or bool(spec.searcher.get("class"))
 
@@ -93,7 +93,7 @@ async def catch_up(service: ServiceState, trial: LiveTrial) -> None:
         for v in found
     ]
     if records:
-        await steer(service, trial.id, f"run {trial.run_id}", records, last_will=False)
+        await steer(service, trial.id, f"run {trial.row.run_id}", records, last_will=False)
 
 
 def _act(service: ServiceState, tx: Transaction, trial_id: int, act: Act) -> None:
@@ -124,10 +124,9 @@ def validated(
         if spec.time_metric is not None:
             missing = spec.metric if metric is None else spec.time_metric
             _steering.fail(service, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
-    elif int(step) > trial.validated:
-        trial.validated = int(step)
-        tx.write(change, models.Trial, trial.id, validated=trial.validated)
-        trial.experiment.pending.append(Validated(trial.request_id, int(step), metric))
+    elif int(step) > trial.row.validated:
+        tx.change(trial.row, validated=int(step))
+        trial.experiment.pending.append(Validated(trial.row.request_id, int(step), metric))
         service.live.touch(trial.experiment)
 
 
@@ -182,7 +181,7 @@ def _progressed(body: Mapping[str, Any]) -> Act:
 
 def _status(body: Mapping[str, Any]) -> Act:
     status = str(body["status"])
-    return lambda service, tx, trial: tx.write(change, models.Trial, trial.id, status=status)
+    return lambda service, tx, trial: tx.change(trial.row, status=status)
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any]], Act]] = {

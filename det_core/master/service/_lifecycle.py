@@ -74,7 +74,7 @@ class Kept:
 
     Attributes:
         row: Its row.
-        known: IDs of all its trials by their names; most of a long search have ended.
+        known: Names of all its trials; most of a long search have ended.
         warm_start: Checkpoint that its trials start from, or None.
         trials: Those that have not ended.
         operations: Operations of these, by trial.
@@ -83,7 +83,7 @@ class Kept:
     """
 
     row: models.Experiment
-    known: dict[str, int]
+    known: set[str]
     warm_start: str | None
     trials: Sequence[models.Trial]
     operations: dict[int, list[models.Operation]]
@@ -104,7 +104,7 @@ def _read_one(session: Session, row: models.Experiment) -> Kept:
     operation = models.Operation
     allocation = models.Allocation
     named = session.execute(
-        select(trial.request_id, trial.id, trial.warm_start).where(trial.experiment_id == row.id).order_by(trial.id)
+        select(trial.request_id, trial.warm_start).where(trial.experiment_id == row.id).order_by(trial.id)
     ).all()
     live = (trial.experiment_id == row.id) & trial.state.in_(GOING_ON)
     operations: defaultdict[int, list[models.Operation]] = defaultdict(list)
@@ -117,7 +117,7 @@ def _read_one(session: Session, row: models.Experiment) -> Kept:
         losses[trial_id].note(ExitKind(kind), start)
     return Kept(
         row=row,
-        known={name: number for name, number, _ in named},
+        known={name for name, _ in named},
         warm_start=named[0].warm_start if named else None,
         trials=trials.of_experiment(session, row.id, states=GOING_ON),
         operations=operations,
@@ -139,8 +139,6 @@ async def reload(service: ServiceState) -> None:
     for row in running:
         _allocation(service, row, before.allocations.get(row.id))
     for experiment in live.experiments.values():
-        if experiment.events == 0 and experiment.alive:
-            experiment.pending.append(Started())
         for trial in experiment.trials.values():
             _trials.enqueue(service, trial)
         live.touch(experiment)
@@ -170,54 +168,24 @@ async def _recall_safely(service: ServiceState, kept: Kept) -> Search | SearchWo
 
 def _experiment(service: ServiceState, kept: Kept, search: Search | SearchWorker | str) -> LiveExperiment:
     row = kept.row
-    experiment = LiveExperiment(
-        id=row.id,
-        spec=Experiment(row.config, row.warnings),
-        state=State(row.state),
-        priority=row.priority,
-        search=None,
-        known=kept.known,
-        events=len(kept.events),
-        context=row.context,
-        warm_start=kept.warm_start,
-        error=row.error,
-    )
+    spec = Experiment(row.config, row.warnings)
+    experiment = LiveExperiment(row, spec, None, known=kept.known, warm_start=kept.warm_start)
     if isinstance(search, str):
         experiment.broken = search
     else:
         experiment.search = search
     if isinstance(search, SearchWorker):
         experiment.unanswered.extend(event_from_dict(event.event) for event in kept.events if event.actions is None)
+    if not kept.events and experiment.alive:
+        experiment.pending.append(Started())
     for trial in kept.trials:
         _trials.adopt(service, _trial(experiment, trial, kept))
     return experiment
 
 
 def _trial(experiment: LiveExperiment, row: models.Trial, kept: Kept) -> LiveTrial:
-    given = kept.operations.get(row.id, [])
-    state = State(row.state)
-    return LiveTrial(
-        id=row.id,
-        experiment=experiment,
-        request_id=row.request_id,
-        task_id=row.task_id,
-        seed=row.seed,
-        hparams=row.hparams,
-        state=state,
-        run_id=row.run_id,
-        restarts=row.restarts,
-        operations=len(given),
-        length=given[-1].length if given else None,
-        completed=bool(given) and given[-1].completed,
-        done={o.length: _operations.as_number(o.metric) for o in given if o.completed},
-        closed=row.closed,
-        stopped=state is State.STOPPING_COMPLETED and experiment.alive,
-        reopened=row.reopened,
-        validated=row.validated,
-        early_exit=row.early_exit,
-        losses=kept.losses.get(row.id, Losses()),
-        warm_start=row.warm_start,
-    )
+    stopped = row.state == State.STOPPING_COMPLETED and experiment.alive
+    return LiveTrial(row, experiment, kept.operations[row.id], stopped, kept.losses[row.id])
 
 
 def _allocation(service: ServiceState, row: models.Allocation, before: LiveAllocation | None) -> None:
@@ -225,19 +193,11 @@ def _allocation(service: ServiceState, row: models.Allocation, before: LiveAlloc
     if trial is None:
         return
     allocation = LiveAllocation(
-        id=row.id,
-        trial=trial,
-        run_id=row.run_id,
-        slots=row.slots,
-        slot_ids=tuple(row.slot_ids),
-        launch=Launch.from_facts(row.facts),
-        preempt_time=row.preempt_time,
+        row,
+        trial,
+        Launch.from_facts(row.facts),
         is_preempted=row.preempt_time is not None,
-        acked=row.acked,
         idle=_may_be_idle(trial) if before is None else before.idle,
-        kill_time=row.kill_time,
-        steps_completed=row.steps_completed,
-        latest_checkpoint=row.latest_checkpoint,
     )
     trial.allocation = service.live.allocations[row.id] = allocation
     service.subscriptions.publish(("allocation", row.id))
@@ -249,23 +209,23 @@ def _may_be_idle(trial: LiveTrial) -> bool:
     It did not live to hear the acknowledgement, and what it has told is not kept. It cannot have said so of a trial
     whose first operation is still its only one, and is not done.
     """
-    return trial.operations > 1 or trial.completed
+    return len(trial.operations) > 1 or trial.completed
 
 
 async def resume(service: ServiceState) -> None:
     """Take up what an earlier master did not finish: validations that no search has seen, deletions, deadlines."""
     await service.actor.refresh()
     for trial in list(service.live.trials.values()):
-        if trial.early_exit is not None and trial.allocation is not None:
+        if trial.row.early_exit is not None and trial.allocation is not None:
             _operations.watch_exit(service, trial.id, trial.allocation.id)
         if _facts.goes_by_validations(trial):
             await _facts.catch_up(service, trial)
     for allocation in list(service.live.allocations.values()):
-        if allocation.kill_time is not None:
+        if allocation.row.kill_time is not None:
             service.runner.kill(allocation.id)
-        elif allocation.preempt_time is not None:
+        elif allocation.row.preempt_time is not None:
             timeout = allocation.trial.experiment.spec.preemption_timeout
-            left = allocation.preempt_time + timeout - _clock.now()
+            left = allocation.row.preempt_time + timeout - _clock.now()
             service.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
     due, deleting = await service.store.read(
         lambda session: (_retention.due(session), experiments.find(session, states=["DELETING"])[0])

@@ -1,6 +1,8 @@
 """Live state: experiments that have not ended, their trials, and the allocations that hold slots.
 
-All of it can be made anew from the store at any moment (see ``_recovery``). An experiment that has ended leaves.
+Each holds its row, in the state in which it is stored, or will be when the transaction of the present decision is
+committed: :meth:`~det_core.master.service._actor.Transaction.change` changes both. All of it can be made anew from the
+store at any moment. Columns that reports set by statements of their own are not kept up to date here.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.master.scheduler import Losses, Phase, State
 from det_core.master.service._measured import Measured
+from det_core.master.store import models
 
 if TYPE_CHECKING:
     from det_core.config import Experiment
@@ -55,39 +58,28 @@ class LiveAllocation:
     """An allocation that has not ended.
 
     Attributes:
-        id: ``"{task_id}.{run_id}"``.
+        row: its row.
         trial: the trial that runs in it.
-        run_id: which run of the trial it is.
-        slots: the number of slots it holds.
-        slot_ids: their IDs, where the pool has them.
         launch: how it is started.
-        preempt_time: when it was asked to stop; None: it was not.
-        is_preempted: whether that is recorded, so that its processes may learn it.
-        acked: whether it said that it is about to exit.
+        is_preempted: whether its preemption is recorded, so that its processes may learn it.
         idle: whether it was told that there is nothing left to do.
-        kill_time: when it was killed; None: it was not.
-        steps_completed: the step of ``latest_checkpoint``.
-        latest_checkpoint: the checkpoint that it starts from.
     """
 
-    id: str
+    row: models.Allocation
     trial: LiveTrial
-    run_id: int
-    slots: int
-    slot_ids: tuple[int, ...]
     launch: Launch = field(default_factory=Launch)
-    preempt_time: float | None = None
     is_preempted: bool = False
-    acked: bool = False
     idle: bool = False
-    kill_time: float | None = None
-    steps_completed: int = 0
-    latest_checkpoint: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Its ID, ``"{task_id}.{run_id}"``."""
+        return self.row.id
 
     @property
     def ready(self) -> bool:
         """Whether all nodes have claimed it, so that it can be asked to stop; before, it can only be killed."""
-        return self.acked or len(self.launch.claims) >= self.launch.nodes
+        return self.row.acked or len(self.launch.claims) >= self.launch.nodes
 
     @property
     def phase(self) -> Phase:
@@ -97,14 +89,14 @@ class LiveAllocation:
     @property
     def ending(self) -> bool:
         """Whether it was asked to end."""
-        return self.preempt_time is not None or self.kill_time is not None
+        return self.row.preempt_time is not None or self.row.kill_time is not None
 
     @property
     def stop_by(self) -> float | None:
         """Time at which it is killed, or was; None if it was not asked to end."""
-        if self.kill_time is not None or self.preempt_time is None:
-            return self.kill_time
-        return self.preempt_time + self.trial.experiment.spec.preemption_timeout
+        if self.row.kill_time is not None or self.row.preempt_time is None:
+            return self.row.kill_time
+        return self.row.preempt_time + self.trial.experiment.spec.preemption_timeout
 
 
 @dataclass(eq=False)
@@ -112,54 +104,52 @@ class LiveTrial:
     """A trial of an experiment that has not ended.
 
     Attributes:
-        operations: how many operations it was given; the last one is the current one.
-        length: of the current operation; None: it has none.
-        completed: whether that is done.
-        done: operations that are done, by length, with what was reported.
-        closed: whether the search will give it no more operations.
+        row: its row.
+        experiment: its experiment.
+        operations: those that it was given; the last one is the current one.
         stopped: whether the search wants it to end whatever it is doing.
-        reopened: whether it goes on by itself, after its search has seen its end (``continue``).
-        validated: the largest step of which the search has seen a validation; -1: none.
-        early_exit: the reason it gave for giving up.
         losses: how often it was lost in a row.
-        warm_start: the checkpoint it starts from as long as it has none of its own.
+        allocation: the one that it runs in, or None.
         queued: its next allocation, which waits for slots; None: it does not wait.
     """
 
-    id: int
+    row: models.Trial
     experiment: LiveExperiment
-    request_id: str
-    task_id: str
-    seed: int
-    hparams: dict[str, Any]
-    state: State = State.ACTIVE
-    run_id: int = 0
-    restarts: int = 0
-    operations: int = 0
-    length: int | None = None
-    completed: bool = False
-    done: dict[int, Any] = field(default_factory=dict)
-    closed: bool = False
+    operations: list[models.Operation] = field(default_factory=list)
     stopped: bool = False
-    reopened: bool = False
-    validated: int = -1
-    early_exit: str | None = None
     losses: Losses = field(default_factory=Losses)
-    warm_start: str | None = None
     allocation: LiveAllocation | None = None
     queued: PendingAllocation | None = None
 
     @property
+    def id(self) -> int:
+        """Its ID."""
+        return self.row.id
+
+    @property
+    def state(self) -> State:
+        """Its state."""
+        return State(self.row.state)
+
+    @property
+    def length(self) -> int | None:
+        """Length of the current operation; None if there is none."""
+        return self.operations[-1].length if self.operations else None
+
+    @property
+    def completed(self) -> bool:
+        """Whether the current operation is done."""
+        return bool(self.operations) and self.operations[-1].completed
+
+    @property
     def pending(self) -> bool:
         """Whether it has something to train: an operation that is not done, or none to go by, until it ends."""
-        if self.stopped:
-            return False
-        return self.length is None or not self.completed
+        return not self.stopped and not self.completed
 
     @property
     def spent(self) -> bool:
         """Whether there is nothing left for it to do, ever."""
-        return self.stopped or (self.closed and not self.pending)
+        return self.stopped or (self.row.closed and not self.pending)
 
 
 @dataclass(eq=False)
@@ -167,38 +157,41 @@ class LiveExperiment:
     """An experiment that has not ended.
 
     Attributes:
+        row: its row.
         spec: its configuration.
+        search: its search; None if it cannot be made again.
         trials: those that have not ended, by request id.
-        known: the request ids of all trials, also ended ones, with their ids.
-        search: its search; None for an unmanaged one.
-        events: how many events of the search were recorded.
+        known: the request ids of all trials, also ended ones.
         pending: events that are not recorded yet.
         unanswered: events that are recorded, and that its worker has not decided on.
         broken: why its search cannot be made again from what is kept.
-        context: the digest of its context directory.
         warm_start: the checkpoint its trials start from.
-        error: why it ends, where it is an error.
         measured: what its trials report.
     """
 
-    id: int
+    row: models.Experiment
     spec: Experiment
-    state: State
-    priority: int
     search: Search | SearchWorker | None
     trials: dict[str, LiveTrial] = field(default_factory=dict)
-    known: dict[str, int] = field(default_factory=dict)
-    events: int = 0
+    known: set[str] = field(default_factory=set)
     pending: deque[Event] = field(default_factory=deque)
     unanswered: deque[Event] = field(default_factory=deque)
     broken: str | None = None
-    context: str | None = None
     warm_start: str | None = None
-    error: str | None = None
     measured: Measured = field(init=False)
 
     def __post_init__(self) -> None:
         self.measured = Measured(self.spec.metric)
+
+    @property
+    def id(self) -> int:
+        """Its ID."""
+        return self.row.id
+
+    @property
+    def state(self) -> State:
+        """Its state."""
+        return State(self.row.state)
 
     @property
     def alive(self) -> bool:

@@ -55,7 +55,7 @@ async def current(service: ServiceState, trial_id: int, *, allocation_id: str | 
             raise NotFound(f"trial {trial_id} has no operation: its search goes without")
         if allocation_id is not None and trial.allocation is not None:
             trial.allocation.idle = trial.completed
-        return OperationView(request_id=trial.request_id, length=trial.length, completed=trial.completed)
+        return OperationView(request_id=trial.row.request_id, length=trial.length, completed=trial.completed)
 
     return await service.actor.do(look)
 
@@ -66,7 +66,8 @@ def _is_undecided(service: ServiceState, trial_id: int) -> bool:
     if trial is None or not trial.completed or (trial.allocation is not None and trial.allocation.ending):
         return False
     return any(
-        isinstance(event, Completed) and event.request_id == trial.request_id for event in trial.experiment.unanswered
+        isinstance(event, Completed) and event.request_id == trial.row.request_id
+        for event in trial.experiment.unanswered
     )
 
 
@@ -96,22 +97,21 @@ def completed(service: ServiceState, tx: Transaction, trial: LiveTrial, length: 
         Conflict: it is not the current operation; or it was completed with another metric.
     """
     if trial.length == length and not trial.completed:
-        trial.completed = True
-        trial.done[length] = metric
-        key = (trial.id, trial.operations - 1)
-        tx.write(change, models.Operation, key, completed=True, metric=metric, end_time=_clock.now())
+        tx.change(trial.operations[-1], completed=True, metric=metric, end_time=_clock.now())
         tx.publish(("trial", trial.id))
-        if not trial.reopened:
-            trial.experiment.pending.append(Completed(trial.request_id, length, metric))
+        if not trial.row.reopened:
+            trial.experiment.pending.append(Completed(trial.row.request_id, length, metric))
         service.live.touch(trial.experiment)
         if trial.spent:
             _trials.retire(service, tx, trial)
         return
-    if length in trial.done:
-        if equal_json(trial.done[length], metric):
+    done = next((o for o in trial.operations if o.length == length and o.completed), None)
+    if done is not None:
+        before = as_number(done.metric)
+        if equal_json(before, metric):
             return
         raise Conflict(
-            f"trial {trial.id}: the operation of length {length} was completed with {trial.done[length]!r} already, "
+            f"trial {trial.id}: the operation of length {length} was completed with {before!r} already, "
             f"so it cannot be with {metric!r}"
         )
     standing = "there is none" if trial.length is None else f"the current one is of length {trial.length}"
@@ -169,12 +169,12 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
         fraction = _fraction(units, whole)
     elif whole:
         units = fraction * whole
-    tx.write(change, models.Trial, trial.id, progress=min(max(fraction, 0.0), 1.0))
+    tx.change(trial.row, progress=min(max(fraction, 0.0), 1.0))
     tx.publish(("trial", trial.id))
     search = trial.experiment.search
-    if search is None or trial.reopened or (is_raw and not whole):
+    if search is None or trial.row.reopened or (is_raw and not whole):
         return
-    event = Progress(trial.request_id, units)
+    event = Progress(trial.row.request_id, units)
     if event.kind in search.event_kinds:
         trial.experiment.pending.append(event)
     elif isinstance(search, SearchWorker):
@@ -211,10 +211,9 @@ async def give_up(service: ServiceState, trial_id: int, reason: str, *, allocati
 
 def gave_up(service: ServiceState, tx: Transaction, trial: LiveTrial, reason: str) -> None:
     """Record that a trial gives up; it is killed if it still runs after a grace period."""
-    if trial.early_exit is not None:
+    if trial.row.early_exit is not None:
         return
-    trial.early_exit = reason
-    tx.write(change, models.Trial, trial.id, early_exit=reason)
+    tx.change(trial.row, early_exit=reason)
     if trial.allocation is not None:
         tx.then(watch_exit, service, trial.id, trial.allocation.id)
 

@@ -43,7 +43,7 @@ class MasterView(TypedDict):
 
 def master(service: ServiceState) -> MasterView:
     """Return the description of the master."""
-    in_use = {slot for allocation in service.live.allocations.values() for slot in allocation.slot_ids}
+    in_use = {slot for allocation in service.live.allocations.values() for slot in allocation.row.slot_ids}
     return MasterView(
         cluster_id=service.settings.cluster_id,
         cluster_name=service.settings.cluster_name,

@@ -103,7 +103,7 @@ async def left_behind(
         Exception: If our database, disk or network failed. The same records may be given again.
     """
     try:
-        await journal(service, allocation.trial.id, allocation.run_id, rank, records, restart, last_will=True)
+        await journal(service, allocation.trial.id, allocation.row.run_id, rank, records, restart, last_will=True)
     except Exception as e:
         if not is_content_error(e):
             raise
@@ -115,7 +115,7 @@ async def left_behind(
         reason = "line is not a record" if "damaged" in records[0] else str(e)
         LOG.warning("allocation %s: ignoring a record of rank %d: %s", allocation.id, rank, reason)
         text = f"ignoring a record of rank {rank}, restart {restart}: {reason}: {json.dumps(records[0])}"
-        await _write_log(service, allocation.trial.task_id, text)
+        await _write_log(service, allocation.trial.row.task_id, text)
 
 
 async def report_metrics(
@@ -161,7 +161,7 @@ async def _warn(service: ServiceState, trial_id: int, records: Sequence[Mapping[
     warning = trial.experiment.measured.take_in(trial_id, records)
     if warning is None:
         return
-    await _write_log(service, trial.task_id, warning)
+    await _write_log(service, trial.row.task_id, warning)
 
 
 async def _write_log(service: ServiceState, task_id: str, text: str) -> None:

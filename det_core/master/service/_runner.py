@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("det_core")
 RETRY_INTERVAL = 1.0
+"""Seconds until what failed is begun again; they double with each further failure."""
+MAX_RETRY_DELAY = 10.0
+"""Maximum of these seconds."""
 
 
 class Runner:
@@ -132,7 +135,7 @@ class Runner:
         async for event in self._service.engine.events():
             if isinstance(event, Ended):
                 # Each in a task of its own: a storage or a database may keep one waiting, but not the others.
-                self.spawn(self._take_end(event), event.allocation_id)
+                self.keep_running(partial(self._take_end, event), f"end of allocation {event.allocation_id}")
             elif isinstance(event, Moved):
                 self._service.actor.post(partial(_allocations.move, self._service, event))
             else:
@@ -142,19 +145,15 @@ class Runner:
         """Register the checkpoints that an allocation left, then decide what follows from its end."""
         service = self._service
         saved = False
-        while True:
-            try:
-                doubt = await _checkpoints.make_up(service, event.allocation_id)
-                if doubt is not None:
-                    await _checkpoints.look_for(service, doubt)
-                saved = event.exit.cause is Cause.TIME and await self._has_saved(event.allocation_id)
-                break
-            except Exception as e:
-                if is_content_error(e):
-                    LOG.error("allocation %s: ignoring its checkpoints: %r", event.allocation_id, e, exc_info=e)
-                    break
-                LOG.warning("allocation %s: cannot look for its checkpoints, retrying: %s", event.allocation_id, e)
-                await asyncio.sleep(RETRY_INTERVAL)
+        try:
+            doubt = await _checkpoints.make_up(service, event.allocation_id)
+            if doubt is not None:
+                await _checkpoints.look_for(service, doubt)
+            saved = event.exit.cause is Cause.TIME and await self._has_saved(event.allocation_id)
+        except Exception as e:
+            if not is_content_error(e):
+                raise
+            LOG.error("allocation %s: ignoring its checkpoints: %r", event.allocation_id, e, exc_info=e)
         service.actor.post(lambda tx: _trials.ended(service, tx, event.allocation_id, event.exit, saved=saved))
 
     async def _has_saved(self, allocation_id: str) -> bool:
@@ -164,7 +163,7 @@ class Runner:
             return False
         trial_id = allocation.trial.id
         latest = await self._service.store.read(lambda session: checkpoints.latest(session, trial_id))
-        return latest is not None and latest.uuid != allocation.latest_checkpoint
+        return latest is not None and latest.uuid != allocation.row.latest_checkpoint
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -173,13 +172,23 @@ class Runner:
 
 
 async def _keep_running(loop: Callable[[], Awaitable[None]], name: str) -> None:
+    delay = RETRY_INTERVAL
+    known = ""
     while True:
+        began = _clock.monotonic()
         try:
             await loop()
             return
         except Exception as e:
-            LOG.error("%s failed, beginning it again: %s", name, e, exc_info=e)
-            await asyncio.sleep(RETRY_INTERVAL)
+            cause = f"{type(e).__name__}: {e}"
+            if _clock.monotonic() - began > MAX_RETRY_DELAY:  # it ran well meanwhile
+                delay = RETRY_INTERVAL
+                known = ""
+            if cause != known:
+                LOG.error("%s failed, beginning it again: %s", name, e, exc_info=e)
+            known = cause
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, MAX_RETRY_DELAY)
 
 
 async def _later(seconds: float, act: Callable[[], None]) -> None:

@@ -55,7 +55,6 @@ def _tell(service: ServiceState, tx: Transaction, experiment: LiveExperiment, se
         LOG.warning("experiment %d: its search failed at %r: %s", experiment.id, event, e)
         _steering.fail(service, tx, experiment, f"its search failed at {event!r}: {type(e).__name__}: {e}")
         return
-    experiment.events += 1
     tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
     for action in actions:
         _carry_out(service, tx, experiment, action)
@@ -63,7 +62,6 @@ def _tell(service: ServiceState, tx: Transaction, experiment: LiveExperiment, se
 
 def _put_off(tx: Transaction, experiment: LiveExperiment, worker: SearchWorker, event: Event) -> None:
     """Record an event on which a worker decides later."""
-    experiment.events += 1
     experiment.unanswered.append(event)
     tx.write(searcher_events.add, experiment.id, event.to_dict(), None)
     tx.then(worker.wake)

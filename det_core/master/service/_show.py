@@ -216,7 +216,7 @@ def snapshot_trial(trial: LiveTrial) -> TrialSnapshot:
         return TrialSnapshot(allocation.phase.value, allocation.id, allocation.stop_by, parked=False)
     if trial.pending:
         return TrialSnapshot(Phase.QUEUED.value, None, None, parked=False)
-    return TrialSnapshot(State.ACTIVE.value, None, None, parked=not trial.closed)
+    return TrialSnapshot(State.ACTIVE.value, None, None, parked=not trial.row.closed)
 
 
 def in_states(states: Sequence[str], live: Mapping[int, TrialSnapshot]) -> ColumnElement[bool]:

@@ -80,8 +80,7 @@ def _stays(experiment: LiveExperiment, state: State) -> bool:
 
 
 def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
-    experiment.state = state
-    tx.write(change, models.Experiment, experiment.id, state=state.value)
+    tx.change(experiment.row, state=state.value)
     tx.publish(("experiment", experiment.id))
 
 
@@ -131,8 +130,7 @@ def stop(service: ServiceState, tx: Transaction, experiment: LiveExperiment, sta
     """
     if experiment.state.stopping and state is not State.STOPPING_KILLED:
         return
-    experiment.state = experiment.state.after_order(state)
-    tx.write(change, models.Experiment, experiment.id, state=experiment.state.value, error=experiment.error)
+    tx.change(experiment.row, state=experiment.state.after_order(state).value)
     tx.publish(("experiment", experiment.id))
     for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
         _trials.stop(service, tx, trial, state, why)
@@ -148,38 +146,33 @@ def _stop_search(tx: Transaction, experiment: LiveExperiment) -> None:
 
 def fail(service: ServiceState, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
     """End an experiment by an error."""
-    experiment.error = error
+    tx.change(experiment.row, error=error)
     stop(service, tx, experiment, State.STOPPING_ERROR, error)
 
 
-def _write_end(session: Session, experiment_id: int, state: State, progress: float, error: str | None) -> None:
+def _note_fault(session: Session, experiment_id: int) -> None:
+    """Have a completed experiment end in an error if its trials never reported the metric of its search."""
     row = session.get(models.Experiment, experiment_id)
-    if state is State.COMPLETED and row is not None and (error := _measured.fault(session, row)) is not None:
-        state = State.ERROR
-    change(
-        session,
-        models.Experiment,
-        experiment_id,
-        state=state.value,
-        progress=progress,
-        error=error,
-        end_time=_clock.now(),
-    )
+    error = None if row is None else _measured.fault(session, row)
+    if error is not None:
+        change(session, models.Experiment, experiment_id, state=State.ERROR.value, error=error)
 
 
 def finish(service: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
     """End an experiment without trials that stops: remove it from the live state and apply its retention."""
     if experiment.trials or experiment.id not in service.live.experiments:
         return
+    state = experiment.state
     if experiment.alive and experiment.search is not None and experiment.search.over:  # it was continued
-        experiment.state = State.STOPPING_ERROR if experiment.error else State.STOPPING_COMPLETED
-    if not experiment.state.stopping:
+        state = State.STOPPING_ERROR if experiment.row.error else State.STOPPING_COMPLETED
+    if not state.stopping:
         return
-    experiment.state = experiment.state.end
     progress = 1.0
-    if experiment.state is not State.COMPLETED and experiment.search is not None:
+    if state.end is not State.COMPLETED and experiment.search is not None:
         progress = experiment.search.progress()
-    tx.write(_write_end, experiment.id, experiment.state, progress, experiment.error)
+    tx.change(experiment.row, state=state.end.value, progress=progress, end_time=_clock.now())
+    if state.end is State.COMPLETED:
+        tx.write(_note_fault, experiment.id)
     tx.write(_retention.due, add=experiment.id)
     _stop_search(tx, experiment)
     del service.live.experiments[experiment.id]
@@ -216,8 +209,7 @@ async def set_priority(service: ServiceState, experiment_id: int, priority: int)
 
     def command(tx: Transaction) -> None:
         experiment = live_experiment(service, experiment_id)
-        experiment.priority = priority
-        tx.write(change, models.Experiment, experiment_id, priority=priority)
+        tx.change(experiment.row, priority=priority)
         tx.publish(("experiment", experiment_id))
         _trials.reprioritise(service, experiment_id)
 

@@ -22,8 +22,6 @@ from det_core.master.service._access import hash_secret, live_allocation, read_c
 from det_core.master.store import models
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
-
     from det_core.master.service._actor import Transaction
     from det_core.master.service._live import LiveAllocation
     from det_core.master.service._state import ServiceState
@@ -36,26 +34,26 @@ def write_ticket(service: ServiceState, allocation: LiveAllocation, code: str) -
     spec = trial.experiment.spec
     return Ticket(
         allocation_id=allocation.id,
-        task_id=trial.task_id,
+        task_id=trial.row.task_id,
         experiment_id=trial.experiment.id,
         trial_id=trial.id,
-        trial_run_id=allocation.run_id,
-        trial_seed=trial.seed,
-        hparams=trial.hparams,
+        trial_run_id=allocation.row.run_id,
+        trial_seed=trial.row.seed,
+        hparams=trial.row.hparams,
         config=spec.data,
-        slots=allocation.slots,
-        slot_ids=list(allocation.slot_ids),
+        slots=allocation.row.slots,
+        slot_ids=list(allocation.row.slot_ids),
         master_url=settings.master_url,
         command=entrypoint_command(spec.entrypoint or ""),
         code=code,
         nodes=allocation.launch.nodes,
         cluster_id=settings.cluster_id,
         agent_id=settings.agent_id,
-        steps_completed=allocation.steps_completed,
-        latest_checkpoint=allocation.latest_checkpoint,
+        steps_completed=allocation.row.steps_completed,
+        latest_checkpoint=allocation.row.latest_checkpoint,
         environment=spec.environment_variables_for("cpu"),
         gpu_environment=spec.environment_variables_for("cuda"),
-        context=trial.experiment.context,
+        context=trial.experiment.row.context,
         preemption_timeout=spec.preemption_timeout,
     )
 
@@ -83,16 +81,23 @@ class EventListener:
         def command(tx: Transaction) -> None:
             allocation = live_allocation(self._service, allocation_id)
             launch = allocation.launch
-            if allocation.kill_time is not None:
+            if allocation.row.kill_time is not None:
                 raise Fenced(f"allocation {allocation_id} is to end")
             if not hmac.compare_digest(launch.code, hash_secret(code)) or node not in range(launch.nodes):
                 raise Forbidden(f"allocation {allocation_id}: invalid code for node {node}")
             if launch.claims.get(node, (runner,))[0] != runner:
                 raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
             launch.claims[node] = (runner, hash_secret(granted.token))
+            tx.change(allocation.row, facts={**allocation.row.facts, **launch.facts()})
             trial = allocation.trial
-            token = hash_secret(granted.session_token)
-            tx.write(_record_claim, allocation_id, launch.facts(), token, trial.id, trial.experiment.id)
+            token = models.Token(
+                digest=hash_secret(granted.session_token),
+                kind="allocation",
+                allocation_id=allocation_id,
+                trial_id=trial.id,
+                experiment_id=trial.experiment.id,
+            )
+            tx.add(token)
             tx.publish(("trial", trial.id))
 
         await self._service.actor.do(command)
@@ -146,24 +151,7 @@ class EventListener:
         """Take what a process that lives has reported while no master was there."""
         allocation = self._service.live.allocations.get(allocation_id)
         if allocation is not None:
-            await _reports.journal(self._service, allocation.trial.id, allocation.run_id, rank, records, restart)
-
-
-def _record_claim(
-    session: Session, allocation_id: str, facts: dict[str, Any], token: str, trial_id: int, experiment_id: int
-) -> None:
-    row = session.get(models.Allocation, allocation_id)
-    if row is not None:
-        row.facts = {**row.facts, **facts}  # its script may have chosen a storage already
-    session.add(
-        models.Token(
-            digest=token,
-            kind="allocation",
-            allocation_id=allocation_id,
-            trial_id=trial_id,
-            experiment_id=experiment_id,
-        )
-    )
+            await _reports.journal(self._service, allocation.trial.id, allocation.row.run_id, rank, records, restart)
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -19,7 +19,7 @@ from det_core.master.scheduler import (
 )
 from det_core.master.service import _allocations
 from det_core.master.service._live import LiveExperiment, LiveTrial
-from det_core.master.store import change, models, trials
+from det_core.master.store import models
 from det_core.search import Exited
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from det_core.master.engines import ExitReport
     from det_core.master.scheduler import Next
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._live import LiveAllocation
     from det_core.master.service._state import ServiceState
     from det_core.search import ExitReason
 
@@ -50,27 +49,19 @@ def create(
     seed: int,
 ) -> LiveTrial:
     """Create a trial; it is queued as soon as there is something to train."""
-    trial = LiveTrial(
+    row = models.Trial(
         id=service.live.new_trial_id(),
-        experiment=experiment,
+        experiment_id=experiment.id,
         request_id=request_id,
         task_id=f"{experiment.id}.{request_id}",
-        seed=seed,
+        state=State.PAUSED.value if experiment.state is State.PAUSED else State.ACTIVE.value,
         hparams=dict(hparams),
-        state=State.PAUSED if experiment.state is State.PAUSED else State.ACTIVE,
+        seed=seed,
         warm_start=experiment.warm_start,
     )
+    tx.add(row)
+    trial = LiveTrial(row, experiment)
     adopt(service, trial)
-    tx.write(
-        trials.create,
-        experiment.id,
-        request_id,
-        id=trial.id,
-        state=trial.state.value,
-        hparams=trial.hparams,
-        seed=seed,
-        warm_start=trial.warm_start,
-    )
     tx.publish(("trial", trial.id))
     enqueue(service, trial)
     return trial
@@ -78,8 +69,8 @@ def create(
 
 def adopt(service: ServiceState, trial: LiveTrial) -> None:
     """Add a trial to those that have not ended."""
-    trial.experiment.trials[trial.request_id] = service.live.trials[trial.id] = trial
-    trial.experiment.known[trial.request_id] = trial.id
+    trial.experiment.trials[trial.row.request_id] = service.live.trials[trial.id] = trial
+    trial.experiment.known.add(trial.row.request_id)
 
 
 def enqueue(service: ServiceState, trial: LiveTrial) -> None:
@@ -88,11 +79,11 @@ def enqueue(service: ServiceState, trial: LiveTrial) -> None:
         return
     spec = trial.experiment.spec
     trial.queued = PendingAllocation(
-        allocation_id=f"{trial.task_id}.{trial.run_id + 1}",
+        allocation_id=f"{trial.row.task_id}.{trial.row.run_id + 1}",
         experiment_id=trial.experiment.id,
         trial_id=trial.id,
         slots=spec.slots_per_trial,
-        priority=trial.experiment.priority,
+        priority=trial.experiment.row.priority,
         max_slots=spec.max_slots,
     )
     service.live.queue[trial.id] = trial
@@ -113,23 +104,17 @@ def dequeue(service: ServiceState, trial: LiveTrial) -> None:
 
 def train_to(service: ServiceState, tx: Transaction, trial: LiveTrial, length: int) -> None:
     """Give a trial its next operation."""
-    trial.operations += 1
-    trial.length = length
-    trial.completed = False
-    tx.write(_add_operation, trial.id, trial.operations - 1, length)
+    operation = models.Operation(trial_id=trial.id, ordinal=len(trial.operations), length=length)
+    trial.operations.append(operation)
+    tx.add(operation)
     tx.publish(("trial", trial.id))
     enqueue(service, trial)
 
 
-def _add_operation(session: Session, trial_id: int, ordinal: int, length: int) -> None:
-    session.add(models.Operation(trial_id=trial_id, ordinal=ordinal, length=length))
-
-
 def close(service: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
     """Note that a trial gets no further operations."""
-    if not trial.closed:
-        trial.closed = True
-        tx.write(change, models.Trial, trial.id, closed=True)
+    if not trial.row.closed:
+        tx.change(trial.row, closed=True)
         tx.publish(("trial", trial.id))
     retire(service, tx, trial)
 
@@ -147,8 +132,7 @@ def retire(service: ServiceState, tx: Transaction, trial: LiveTrial) -> None:
 def set_state(tx: Transaction, trial: LiveTrial, state: State) -> None:
     """Change a trial's state alone."""
     if trial.state is not state:
-        trial.state = state
-        tx.write(change, models.Trial, trial.id, state=state.value)
+        tx.change(trial.row, state=state.value)
         tx.publish(("trial", trial.id))
 
 
@@ -180,18 +164,14 @@ def end(
     """End a trial: remove it from the live state and notify its search."""
     experiment = trial.experiment
     dequeue(service, trial)
-    trial.state = state
-    tx.write(
-        change, models.Trial, trial.id, state=state.value, error=error, restarts=trial.restarts, end_time=_clock.now()
-    )
-    del experiment.trials[trial.request_id], service.live.trials[trial.id]
-    if trial.reopened:
-        if state is State.ERROR:
-            experiment.error = error or experiment.error
-    else:
-        experiment.pending.append(Exited(trial.request_id, reason))
+    tx.change(trial.row, state=state.value, error=error, end_time=_clock.now())
+    del experiment.trials[trial.row.request_id], service.live.trials[trial.id]
+    if not trial.row.reopened:
+        experiment.pending.append(Exited(trial.row.request_id, reason))
+    elif state is State.ERROR and error is not None:
+        tx.change(experiment.row, error=error)
     service.live.touch(experiment)
-    tx.publish(("trial", trial.id), ("log", trial.task_id))
+    tx.publish(("trial", trial.id), ("log", trial.row.task_id))
 
 
 def ended(
@@ -216,26 +196,35 @@ def ended(
         report.cause,
         report.status,
         report.signal,
-        killed=allocation.kill_time is not None or (report.cause is Cause.CANCELLED and allocation.ending),
-        acked=allocation.acked,
+        killed=allocation.row.kill_time is not None or (report.cause is Cause.CANCELLED and allocation.ending),
+        acked=allocation.row.acked,
         tried=service.runner.tried(allocation.id),
         saved=saved,
     )
     has_failed = kind.is_error or (kind is ExitKind.PREEMPTED and _failed(report))
-    _write_end(tx, allocation, report, kind)
+    tx.change(
+        allocation.row,
+        state=ENDED,
+        exit_kind=kind.value,
+        exit_status=report.status,
+        exit_signal=report.signal,
+        exit_detail=_describe(allocation_id, report),
+        end_time=report.time,
+    )
+    tx.write(revoke_tokens, allocation_id)
     tx.publish(("allocation", allocation_id), ("trial", trial.id))
     after = after_exit(
         TrialFacts(
             state=trial.state,
-            restarts=trial.restarts,
+            restarts=trial.row.restarts,
             max_restarts=trial.experiment.spec.max_restarts,
             op_complete=not trial.pending,
-            closed=trial.closed,
+            closed=trial.row.closed,
             stopped=trial.stopped,
-            signalled=allocation.preempt_time is not None,
-            early_exit=trial.early_exit,
+            signalled=allocation.row.preempt_time is not None,
+            early_exit=trial.row.early_exit,
             failed=has_failed,
-            lost=trial.losses.note(kind, allocation.latest_checkpoint),
+            lost=trial.losses.note(kind, allocation.row.latest_checkpoint),
         ),
         kind,
     )
@@ -246,8 +235,8 @@ def ended(
 
 def _apply(service: ServiceState, tx: Transaction, trial: LiveTrial, after: Next, error: str | None) -> None:
     """Apply to a trial what was decided."""
-    counted = after.restarts != trial.restarts
-    trial.restarts = after.restarts
+    if after.restarts != trial.row.restarts or error is not None:
+        tx.change(trial.row, restarts=after.restarts, error=error)
     if after.step is Step.END:
         if after.reason == "invalid_hp":
             error = INVALID_HP
@@ -255,8 +244,6 @@ def _apply(service: ServiceState, tx: Transaction, trial: LiveTrial, after: Next
             error = None
         end(service, tx, trial, after.state, cast("ExitReason", after.reason), error)
         return
-    if counted or error is not None:
-        tx.write(change, models.Trial, trial.id, restarts=trial.restarts, error=error)
     if after.step is Step.ALLOCATE:
         enqueue(service, trial)
 
@@ -264,21 +251,6 @@ def _apply(service: ServiceState, tx: Transaction, trial: LiveTrial, after: Next
 def _failed(report: ExitReport) -> bool:
     """Return whether a process that acknowledged that it is about to exit failed by itself then."""
     return classify(report.cause, report.status, report.signal, tried=False) is ExitKind.FAILED
-
-
-def _write_end(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind: ExitKind) -> None:
-    tx.write(
-        change,
-        models.Allocation,
-        allocation.id,
-        state=ENDED,
-        exit_kind=kind.value,
-        exit_status=report.status,
-        exit_signal=report.signal,
-        exit_detail=_describe(allocation.id, report),
-        end_time=report.time,
-    )
-    tx.write(revoke_tokens, allocation.id)
 
 
 def revoke_tokens(session: Session, allocation_id: str) -> None:

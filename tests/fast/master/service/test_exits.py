@@ -184,7 +184,7 @@ async def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -
 
     async with bench(tmp_path, script) as b:
         number = await b.create(SINGLE, max_restarts=0)
-        await b.until(lambda: any(a.preempt_time for a in b.service.live.allocations.values()))
+        await b.until(lambda: any(a.row.preempt_time for a in b.service.live.allocations.values()))
         b.engine.kill_process(b.engine.running[0])
         assert await b.ended(number) == "COMPLETED"
         done = await only(b, number)

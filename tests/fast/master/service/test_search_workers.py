@@ -16,6 +16,7 @@ from det_core._standalone.processes import descendants, start_time
 from det_core.config import parse_experiment
 from det_core.master._errors import Invalid, NotFound
 from det_core.master.service import _continue, _create, _lifecycle, _queries, _retention, _search_workers, _steering
+from det_core.master.store import searcher_events
 from support.mastered import Bench, bench, config_of, train, trials_of
 
 SINGLE = {"name": "single", "max_length": 2}
@@ -289,12 +290,9 @@ async def recorded(folder: Path, deaths: int) -> dict[str, Any]:
     async with bench(folder, train) as b:
         number = await method.create(b)
 
-        def events() -> int:
-            experiment = b.service.live.experiments.get(number)
-            return 1000 if experiment is None else experiment.events
-
         for count in range(deaths):
-            await b.until(lambda count=count: events() > count)
+            while await b.store.read(lambda session: searcher_events.count(session, number)) <= count:
+                await asyncio.sleep(0.001)
             b.dying.dead.set()
             await b.revive()
         assert await b.ended(number) == "COMPLETED"

@@ -94,7 +94,7 @@ async def test_allocation_that_is_not_ready_is_killed_and_never_claimed(tmp_path
         await _steering.pause(b.service, 1)
         with pytest.raises(Fenced):
             await claim(b, ticket)
-        assert b.service.live.allocations[ticket.allocation_id].kill_time is not None
+        assert b.service.live.allocations[ticket.allocation_id].row.kill_time is not None
 
 
 async def test_allocation_that_has_ended_is_not_claimed(tmp_path: Path) -> None:
