@@ -7,14 +7,15 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from det_core._json import encode_nonfinite
 from det_core._standalone.files import replacing
+from det_core.cli._output import progress_bar
 
 if TYPE_CHECKING:
     from det_core.client import Run
@@ -22,30 +23,33 @@ if TYPE_CHECKING:
 
 BAR_FROM_ROWS = 20_000
 """Rows from which on a terminal shows a progress bar."""
-ROW_GROUP_ROWS = 50_000
-"""Rows that are held in memory while parquet is written."""
 
 
 class Table:
     """Rows to export, which can be read several times.
 
     Attributes:
-        conflicts: metrics of which ranks reported different values, with the steps and restarts where they did.
+        conflicts: metrics of which ranks reported different values, with the restarts and steps where they did.
     """
 
     def __init__(self, run: Run, group: str | None, superseded: bool, batches: bool) -> None:
         self._run = run
-        self._group = group
+        self._groups = run.groups() if group is None else [group]
         self.superseded = superseded
         self.batches = batches
-        self.conflicts: dict[str, set[tuple[int | None, int]]] = {}
+        self.conflicts: dict[str, set[tuple[int, int]]] = {}
 
     def rows(self, title: str) -> Iterator[Row]:
         """Yield the rows; on a terminal, if there are many, beside a progress bar."""
-        for row in self._with_progress(title):
-            for key in row.conflicts:
-                self.conflicts.setdefault(f"{row.group}.{key}", set()).add((row.steps_completed, row.restart))
-            yield row
+        record = self._run.record
+        total = sum(map(record.count, self._groups))
+        with progress_bar(title, total, unit="rows", least=BAR_FROM_ROWS) as advance:
+            for group in self._groups:
+                for row in self._run.rows(group, superseded=self.superseded, batches=self.batches):
+                    for key in row.conflicts:
+                        self.conflicts.setdefault(f"{group}.{key}", set()).add((row.restart, row.steps_completed or 0))
+                    advance(1)
+                    yield row
 
     def flat_rows(self, title: str) -> Iterator[dict[str, Any]]:
         """Yield each row, and each of its batches, as columns."""
@@ -55,19 +59,6 @@ class Table:
             yield flatten_row(row, superseded=self.superseded, batches=self.batches)
             if self.batches:
                 yield from flatten_batches(row, superseded=self.superseded)
-
-    def _with_progress(self, title: str) -> Iterable[Row]:
-        groups = self._run.groups()
-        if self._group is not None:
-            groups = [self._group]
-        total = sum(self._run.record.count(group) for group in groups)
-        rows = self._run.rows(self._group, superseded=self.superseded, batches=self.batches)
-        if total < BAR_FROM_ROWS or not sys.stderr.isatty():
-            return rows
-        from rich.console import Console
-        from rich.progress import track
-
-        return track(rows, description=title, total=total, console=Console(stderr=True), transient=True)
 
 
 def write(table: Table, kind: str, output: str | None) -> None:
@@ -85,8 +76,6 @@ def _open_output(output: str | None) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     path = Path(output)
-    if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a folder")
     if not path.parent.is_dir():
         raise ValueError(f"cannot write {path}: no folder {path.parent}")
     with replacing(path, durable=False) as staging, open(staging, "wb") as out:
@@ -132,56 +121,27 @@ def _write_jsonl(table: Table, out: IO[bytes]) -> None:
 
 
 def _write_parquet(table: Table, out: IO[bytes]) -> None:
-    """Write a column for each metric, of the narrowest type that holds all its values."""
+    """Write a column for each metric: of one type if its values have one, else numbers as floats, or JSON."""
     from det_core._optional import require
 
     pyarrow = require("pyarrow", extra="data", purpose="export to parquet")
     parquet = require("pyarrow.parquet", extra="data", purpose="export to parquet")
-    kinds: dict[str, str] = {}
-    for row in table.flat_rows("reading"):
-        for name, value in row.items():
-            kinds[name] = _widen(kinds.get(name, "null"), value)
-    types = {
-        "null": pyarrow.null(),
-        "bool": pyarrow.bool_(),
-        "int": pyarrow.int64(),
-        "float": pyarrow.float64(),
-        "text": pyarrow.string(),
-        "json": pyarrow.string(),
-    }
-    schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
-    rows = table.flat_rows("writing")
-    with parquet.ParquetWriter(out, schema) as writer:
-        while batch := list(islice(rows, ROW_GROUP_ROWS)):
-            arrays = [
-                pyarrow.array([_convert(row.get(name), kind) for row in batch], types[kind])
-                for name, kind in kinds.items()
-            ]
-            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+    rows = list(table.flat_rows("reading"))
+
+    def column(name: str) -> Any:
+        values = [row.get(name) for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        try:
+            if not kinds & {list, dict}:
+                return pyarrow.array(values)
+        except (pyarrow.ArrowException, OverflowError):  # a text and a number, or an int beyond 64 bits
+            if kinds <= {int, float}:
+                return pyarrow.array(_convert(values, float))
+        return pyarrow.array(_convert(values, partial(json.dumps, ensure_ascii=False)))
+
+    columns = dict.fromkeys(name for row in rows for name in row)
+    parquet.write_table(pyarrow.table({name: column(name) for name in columns}), out)
 
 
-def _widen(kind: str, value: Any) -> str:
-    """Return the type that holds the values of ``kind``, and ``value``."""
-    if value is None:
-        return kind
-    if isinstance(value, bool):
-        new = "bool"
-    elif isinstance(value, int):
-        new = "int" if value < 2**63 else "float"  # int64 ends there
-    else:
-        new = {float: "float", str: "text"}.get(type(value), "json")
-    if kind in ("null", new):
-        return new
-    if {kind, new} == {"int", "float"}:
-        return "float"
-    return "json"  # a text and a number, say
-
-
-def _convert(value: Any, kind: str) -> Any:
-    if value is None:
-        return None
-    if kind == "json":
-        return json.dumps(value, ensure_ascii=False)
-    if kind == "float":
-        return float(value)  # Arrow takes no int in a column of floats that it cannot hold exactly
-    return value
+def _convert(values: Sequence[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in values]

@@ -12,9 +12,9 @@ from det_core._notices import write_quietly
 
 
 class Entry(NamedTuple):
-    """A command of ``det-core``: its module, which has it as ``command``, and its line of help."""
+    """A command of ``det-core``: its module, and its name there unless that is ``command``; its line of help."""
 
-    module: str
+    place: str
     help: str
 
 
@@ -29,7 +29,7 @@ COMMANDS = {
     "slurm": Entry("slurm", "submit a script as a chain of Slurm jobs that goes on until its run is done"),
     "sync": Entry("sync", "send runs that had no master to one"),
     "check-resume": Entry("check_resume", "check that a training script resumes exactly"),
-    "skill": Entry("skill", "print the paths of the texts for coding agents: a skill card, llms.txt"),
+    "skill": Entry("completion:skill", "print the paths of the texts for coding agents: a skill card, llms.txt"),
     "completion": Entry("completion", "print a script that completes commands and IDs"),
 }
 ALIASES = {"e": "experiment", "t": "trial"}
@@ -43,7 +43,7 @@ class Command(click.Command):
         """Return --help, which succeeds also where its text cannot be written."""
         option = super().get_help_option(ctx)
         if option is not None:
-            option.callback = _on_help
+            option.callback = _print_help
         return option
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -56,14 +56,10 @@ class Command(click.Command):
         return super().get_short_help_str(1000)
 
 
-def _on_help(ctx: click.Context, _param: click.Parameter, is_given: bool) -> None:
+def _print_help(ctx: click.Context, _param: click.Parameter | None = None, is_given: bool = True) -> None:
     if is_given and not ctx.resilient_parsing:
-        _print_help(ctx)
-
-
-def _print_help(ctx: click.Context) -> None:
-    write_quietly(f"{ctx.get_help()}\n", sys.stdout)
-    ctx.exit()
+        write_quietly(f"{ctx.get_help()}\n", sys.stdout)
+        ctx.exit()
 
 
 class Group(Command, click.Group):
@@ -73,7 +69,7 @@ class Group(Command, click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Print the help where arguments are missing; click would exit with status 2."""
-        if not args and not ctx.resilient_parsing:
+        if not args:
             _print_help(ctx)
         return super().parse_args(ctx, args)
 
@@ -111,7 +107,8 @@ class RootGroup(Group):
         entry = COMMANDS.get(ALIASES.get(name, name))
         if entry is None:
             return None
-        command: click.Command = importlib.import_module(f"det_core.cli.{entry.module}").command
+        module, _, attribute = entry.place.partition(":")
+        command: click.Command = getattr(importlib.import_module(f"det_core.cli.{module}"), attribute or "command")
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

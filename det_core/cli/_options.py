@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from det_core.cli._groups import groups_with
 from det_core.cli._output import INVALID, Failure, note_if_slow
-from det_core.cli.completion import complete_experiments, complete_files, complete_runs, complete_trials
+from det_core.cli.completion import complete_experiments, complete_runs, complete_trials
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master, Trial
@@ -25,37 +26,7 @@ The master is the one at --master, else in DET_MASTER, else the embedded one of 
 is needed. One at another address needs its user's token: set DET_USER_TOKEN."""
 
 
-class Count(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions alone
-    """A number of things, 0 or more."""
-
-    name = "count"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read the number."""
-        if isinstance(value, int):
-            return value
-        if not (value.isascii() and value.isdigit()):  # int() takes 1_000, and the digits of other scripts
-            self.fail(f"{value!r} is not a number: expected 0 or more", param, ctx)
-        return int(value)
-
-
-class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """A length of time in seconds."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read the number."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds < float("inf"):  # nor NaN, which float() reads
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
-        return seconds
-
-
-class Id(click.ParamType):  # type: ignore[type-arg]
+class Id(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions alone
     """The number of an experiment or a trial."""
 
     name = "id"
@@ -75,7 +46,7 @@ class Id(click.ParamType):  # type: ignore[type-arg]
         return int(value)
 
 
-COUNT = Count()
+COUNT = click.IntRange(min=0)
 EXPERIMENT = Id("an experiment", "det-core experiment list", [LATEST])
 TRIAL = Id("a trial", "det-core trial list EXPERIMENT")
 
@@ -113,24 +84,32 @@ experiments_argument = click.argument(
     shell_complete=complete_experiments,
 )
 trial_argument = click.argument("trial", metavar="TRIAL", type=TRIAL, shell_complete=complete_trials)
+config_file_argument = click.argument("config_file", metavar="CONFIG", type=click.Path(exists=True, dir_okay=False))
 SCRIPT_SETTINGS = {"allow_interspersed_args": False}
 """Settings of a command that takes a script's command: options after its first word are the script's."""
 
 
-def script_argument(check: Callable[..., Sequence[str]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declare the command of a script, with its own options.
+def _check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[str]) -> Sequence[str]:
+    """Refuse a command that cannot be meant, before anything is started for it."""
+    if ctx.resilient_parsing:
+        return script
+    if not script:
+        raise Failure(f"no command to run: {ctx.command_path} -- python train.py", INVALID)
+    first = script[0]
+    if shutil.which(first) is not None:
+        return script
+    # `run list` and `runs list` differ in a letter.
+    if ctx.info_name == "run" and "runs" in groups_with(ctx, first):
+        raise Failure(f"no command {first!r}: did you mean `det-core runs {first}`?", INVALID)
+    if first.endswith(".py"):
+        hint = f"{ctx.command_path} -- python {first}"
+        raise Failure(f"{first} is not a command, but a script; to run it: {hint}", INVALID)
+    return script
 
-    Args:
-        check: click's callback, which refuses a command before anything is done.
-    """
-    return click.argument(
-        "script",
-        metavar="[--] COMMAND...",
-        nargs=-1,
-        type=click.UNPROCESSED,
-        callback=check,
-        shell_complete=complete_files,
-    )
+
+script_argument = click.argument(
+    "script", metavar="[--] COMMAND...", nargs=-1, type=click.Path(), callback=_check_script
+)
 
 
 def limit_of(limit: int | None, as_json: bool) -> int | None:
@@ -138,24 +117,6 @@ def limit_of(limit: int | None, as_json: bool) -> int | None:
     if limit is None:
         return None if as_json else SHOWN  # a program reads all, a person a screen
     return limit or None
-
-
-def check_file(_ctx: click.Context, _param: click.Parameter, path: str) -> str:
-    """Refuse a path that is not a file, before a master is started for it."""
-    if os.path.isfile(path):
-        return path
-    if os.path.exists(path):
-        raise Failure(f"{path} is not a file", INVALID)
-    raise Failure(f"file not found: {path}", INVALID)
-
-
-def check_directory(_ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
-    """Refuse a path that is not a directory."""
-    if path is None or os.path.isdir(path):
-        return path
-    if os.path.exists(path):
-        raise Failure(f"{path} is not a directory", INVALID)
-    raise Failure(f"directory not found: {path}", INVALID)
 
 
 def on_master(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,5 +188,5 @@ def command_for(*words: object) -> str:
     if context is not None:
         # One of them is enough: --master says all, --home which master where there is no --master.
         named = [["--" + name, context.params[name]] for name in ("master", "home") if context.params.get(name)]
-        command += named[0] if named else []
+        command += [*named, []][0]
     return shlex.join(command)

@@ -173,34 +173,39 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
-def print_facts(facts: Iterable[tuple[str, object]], width: int = 12) -> None:
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names with their values; those that are None are left out. Values may have several lines."""
     shown = [(f"{name}:", value) for name, value in facts if value is not None]
-    width = max([width, *(len(name) for name, _ in shown)])
+    width = max([12, *(len(name) for name, _ in shown)])
     for name, value in shown:
         lines = "\n".join(map(printable, str(value).split("\n")))
         print(f"{printable(name):<{width}} {lines}")
 
 
-def note_rest(count: int, what: str) -> None:
-    """Say on a terminal how many rows a table has left out."""
-    if count > 0 and sys.stderr.isatty():
-        note(f"{count} older {what} are not shown; --limit 0 shows all")
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str, hidden: int = 0) -> None:
+    """Print a list of things as a table, and as notes that there are none, or how many older ones are left out."""
+    if table := list(rows):
+        print_table(columns, table)
+    else:
+        note(empty)
+    if hidden > 0:
+        note(f"{hidden} older: --limit 0")
 
 
 @contextmanager
-def progress_bar(title: str, total: int, *, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
+def progress_bar(title: str, total: int, *, unit: str = "bytes", least: int = 0) -> Iterator[Callable[[int], None]]:
     """Show a bar on stderr, if that is a terminal, until the block ends.
 
     Args:
         title: text before the bar.
         total: amount at which it is full.
         unit: "bytes", which have a speed, or anything else.
+        least: total below which no bar is shown.
 
     Yields:
         A function that advances it.
     """
-    if not sys.stderr.isatty():
+    if total < least or not sys.stderr.isatty():
         yield lambda _done: None
         return
     from rich import progress
@@ -288,14 +293,3 @@ def or_dash(value: object) -> object:
 def counted(count: int, noun: str) -> str:
     """Return "1 run" or "3 runs"."""
     return f"1 {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def listed(names: Sequence[str], count: int) -> str:
-    """Return the first names, with an ellipsis if there are more."""
-    more = ["…"] * (len(names) > count)
-    return ", ".join([*names[:count], *more])
-
-
-def these(count: int, noun: str) -> str:
-    """Return "this run" or "these 3 runs"."""
-    return f"this {noun}" if count == 1 else f"these {counted(count, noun)}"

@@ -18,7 +18,7 @@ from det_core.cli._output import (
     note,
     number,
     number_or_dash,
-    print_table,
+    print_rows,
     say,
 )
 
@@ -65,22 +65,16 @@ def print_result(experiment: Experiment) -> None:
     for remark in record.remarks:
         note(f"warning: {remark}")
     best = experiment.best_trial
-    step = None
     if best is None:
         say(f"no trial has reported the metric {experiment.metric!r} in a validation")
     else:
         step = (best.best_validation or {}).get("total_batches")
         value = number_or_dash(best.best_metric)
         say(f"best trial: {best.id}, {experiment.metric} {value} at step {step}: {settings(best.hparams)}")
-    checkpoint = experiment.best_checkpoint()
-    if checkpoint is not None:
-        trial = checkpoint["training"].get("trialId")
-        saved = checkpoint["steps_completed"]
-        where = f"best checkpoint (trial {trial}, step {saved})"
-        # Retention may have deleted the best trial's, or it saves at other steps than it validates.
-        if best is not None and (trial, saved) == (best.id, step):
-            where = "its checkpoint"
-        say(f"{where}: {checkpoint['uuid']}")
+    # Of another trial or step, where retention has deleted the best trial's, or it saves and validates apart.
+    if checkpoint := experiment.best_checkpoint():
+        where = f"trial {checkpoint['training'].get('trialId')}, step {checkpoint['steps_completed']}"
+        say(f"best checkpoint ({where}): {checkpoint['uuid']}")
         say(f"to download it: {command_for('experiment', 'download-checkpoint', experiment.id, 'DIR')}")
 
 
@@ -142,11 +136,8 @@ def saving_trials(experiment: Experiment) -> str:
     # An ACTIVE one stops single trials, which its search has closed: nobody waits for that.
     if not count or not deadline or experiment.state == "ACTIVE" or experiment.ended:
         return ""
-    left = "now"
-    if deadline > time.time():
-        left = f"in {duration(deadline - time.time())}"
-    trials = "1 trial still saves; it is" if count == 1 else f"{count} trials still save; they are"
-    return f"{trials} killed {left} at the latest (preemption_timeout)"
+    left = duration(deadline - time.time())
+    return f"{counted(count, 'trial')} to save; killed in {left} at the latest (preemption_timeout)"
 
 
 def first_line(error: str) -> str:
@@ -157,17 +148,9 @@ def first_line(error: str) -> str:
 
 def settings(hparams: Mapping[str, Any]) -> str:
     """Return hyperparameters on a line."""
-    return ", ".join(_settings(hparams, "")) or "no hyperparameters"
+    from det_core.client._table import spread
 
-
-def _settings(hparams: Mapping[str, Any], prefix: str) -> list[str]:
-    words = []
-    for key, value in sorted(hparams.items()):
-        if isinstance(value, Mapping):
-            words += _settings(value, f"{prefix}{key}.")
-        else:
-            words.append(f"{prefix}{key}={number(value)}")
-    return words
+    return ", ".join(f"{key}={number(value)}" for key, value in sorted(spread(hparams).items())) or "no hyperparameters"
 
 
 def rank_trials(experiment: Experiment, trials: Iterable[Trial]) -> list[Trial]:
@@ -186,54 +169,42 @@ def rank_trials(experiment: Experiment, trials: Iterable[Trial]) -> list[Trial]:
 
 def print_trials(experiment: Experiment, trials: Iterable[Trial]) -> None:
     """Print trials as a table."""
+    head = ("TRIAL", "STATE", f"BEST {experiment.metric}".rstrip(), "STEPS", "RESTARTS", "HYPERPARAMETERS")
     rows = [
         (t.id, trial_state(t), number_or_dash(t.best_metric), t.steps_completed, t.restarts, settings(t.hparams))
         for t in trials
     ]
-    print_table(("TRIAL", "STATE", f"BEST {experiment.metric}".rstrip(), "STEPS", "RESTARTS", "HYPERPARAMETERS"), rows)
+    print_rows(head, rows, empty=f"experiment {experiment.id} has no trials yet")
 
 
 def line_text(line: Mapping[str, Any]) -> str:
     """Return a log line as it was printed, with its rank and its level before it."""
-    parts = [str(line["log"]).rstrip("\n")]
+    text = str(line["log"]).rstrip("\n")
     if (level := _level(line)) not in _PLAIN_LEVELS:
-        parts.insert(0, f"{level}: ")
+        text = f"{level}: {text}"
     if (rank := line.get("rank_id")) is not None:
-        parts.insert(0, f"[rank={rank}] ")
-    return "".join(parts)
+        text = f"[rank={rank}] {text}"
+    return text
 
 
-def line_head(trial: Trial) -> str:
-    """Return what is printed before each line of a trial among those of others."""
-    return f"[trial {trial.id}] "
+def print_line(trial: Trial, line: Mapping[str, Any]) -> None:
+    """Print a log line among those of other trials."""
+    print(f"[trial {trial.id}] {line_text(line)}", flush=True)
 
 
-def print_line(trial: Trial, line: Mapping[str, Any], *, as_json: bool = False, head: bool = True) -> None:
-    """Print a log line.
+def print_line_as_json(trial: Trial, line: Mapping[str, Any]) -> None:
+    """Print a log line as an object."""
+    import orjson  # here, as only programs need it
 
-    Args:
-        trial: trial that printed it.
-        line: line of the master's answer.
-        as_json: whether to print an object.
-        head: whether to print the trial's number before it.
-    """
-    if as_json:
-        import orjson  # here, as only programs need it
-
-        view = {
-            "trial": trial.id,
-            "rank": line.get("rank_id"),
-            "time": line.get("timestamp"),
-            "level": _level(line),
-            "stream": line.get("stdtype"),
-            "text": str(line["log"]).rstrip("\n"),
-        }
-        print(orjson.dumps(view).decode(), flush=True)
-        return
-    text = line_text(line)
-    if head:
-        text = line_head(trial) + text
-    print(text, flush=True)
+    view = {
+        "trial": trial.id,
+        "rank": line.get("rank_id"),
+        "time": line.get("timestamp"),
+        "level": _level(line),
+        "stream": line.get("stdtype"),
+        "text": str(line["log"]).rstrip("\n"),
+    }
+    print(orjson.dumps(view).decode(), flush=True)
 
 
 def _level(line: Mapping[str, Any]) -> str:

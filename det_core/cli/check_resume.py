@@ -42,12 +42,6 @@ trial, stopped by a pause, and started again by the master after a kill.
 The summary is Markdown. The exit status is 0 if all is equal, and else 1."""
 
 
-def _check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[str]) -> Sequence[str]:
-    if not script and not ctx.resilient_parsing:
-        raise Failure("no command to check: det-core check-resume -- python train.py", INVALID)
-    return script
-
-
 def _check_keep(_ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
     if path and os.path.exists(path):
         raise Failure(f"--keep {path}: expected a folder that does not exist yet", INVALID)
@@ -66,7 +60,7 @@ def _check_keep(_ctx: click.Context, _param: click.Parameter, path: str | None) 
 @click.option("--rtol", type=float, default=0.0, metavar="R", help="Relative tolerance (default: 0, bit for bit).")
 @click.option("--keep", metavar="DIR", callback=_check_keep, help="Keep the homes of the trainings in this new folder.")
 @json_option
-@script_argument(_check_script)
+@script_argument
 def command(at: int | None, kill: bool, rtol: float, keep: str | None, as_json: bool, script: Sequence[str]) -> int:
     """Check that a training script resumes exactly."""
     from det_core.check_resume import as_json as report_json

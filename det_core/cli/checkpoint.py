@@ -16,22 +16,21 @@ from det_core.cli._output import (
     Failure,
     age,
     confirm,
+    counted,
     interrupted_by_sigterm,
-    listed,
     note,
-    note_rest,
     number,
     or_dash,
     print_facts,
     print_json,
+    print_rows,
     print_table,
     progress_bar,
     say,
     size,
-    these,
     when,
 )
-from det_core.cli.completion import complete_checkpoints, complete_directories, complete_runs
+from det_core.cli.completion import complete_checkpoints, complete_runs
 
 if TYPE_CHECKING:
     from det_core.client import Checkpoint, Checkpoints
@@ -41,6 +40,8 @@ COMPLETE = "complete"
 IN_USE = "in use"
 DAMAGED = "damaged"
 UNVERIFIED = "unverified"
+STATES = {True: COMPLETE, False: UNVERIFIED}
+"""States by whether every byte can be compared."""
 SHOWN_FILES = 100
 MANIFEST_THREADS = 8
 """Manifests that are read at a time."""
@@ -86,16 +87,8 @@ def command() -> None:
     """Look at checkpoints of runs. ID is a checkpoint's ID, the beginning of one, or `latest`."""
 
 
-def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare --storage, --run, --home and --json."""
-    storage_help = "A folder, a URL, or the JSON of a checkpoint_storage (default: where the run kept them)."
-    run_help = "Only this run's: its ID, the beginning of one, or `latest`."
-    of_run = click.option("--run", metavar="RUN", shell_complete=complete_runs, help=run_help)
-    return click.option("--storage", metavar="URL", help=storage_help)(of_run(home_option(json_option(function))))
-
-
 def on_store(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare the options of a store, and call the command with the checkpoints that they name."""
+    """Declare --storage, --run, --home and --json, and call the command with the checkpoints that they name."""
 
     @functools.wraps(function)
     def call(storage: str | None, run: str | None, home: str | None, **options: Any) -> Any:
@@ -104,7 +97,11 @@ def on_store(function: Callable[..., Any]) -> Callable[..., Any]:
         with client.checkpoints(storage=storage, run=run, home=home) as checkpoints:
             return function(checkpoints, **options)
 
-    return store_options(call)
+    storage_help = "A folder, a URL, or the JSON of a checkpoint_storage (default: where the run kept them)."
+    run_help = "Only this run's: its ID, the beginning of one, or `latest`."
+    of_run = click.option("--run", metavar="RUN", shell_complete=complete_runs, help=run_help)
+    of_storage = click.option("--storage", metavar="URL", help=storage_help)
+    return of_storage(of_run(home_option(json_option(call))))
 
 
 @command.command("list")
@@ -118,18 +115,12 @@ def list_checkpoints(checkpoints: Checkpoints, limit: int | None, as_json: bool)
     rows = [c for c in shown if c.storage_id in states]
     if as_json:
         print_json([_as_json(c, states[c.storage_id]) for c in rows])
-    elif every:
-        with_run = checkpoints.run_id is None
-        head = ["CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "AGE", "STATE"]
-        table = [_row(c, states[c.storage_id]) for c in rows]
-        if not with_run:
-            head.remove("RUN")
-            for line in table:
-                del line[1]
-        print_table(head, table)
-        note_rest(len(every) - len(shown), "checkpoints")
-    else:
-        note(_no_checkpoints(checkpoints))
+        return
+    head = ("CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "AGE", "STATE")
+    empty = f"no checkpoints in {checkpoints.root}"
+    if checkpoints.run_id:
+        empty = f"no checkpoints of run {checkpoints.run_id} in {checkpoints.root}"
+    print_rows(head, [_row(c, states[c.storage_id]) for c in rows], empty=empty, hidden=len(every) - len(shown))
 
 
 def _states(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> dict[str, str]:
@@ -149,7 +140,7 @@ def _states(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> dict[str
             return None
         if checkpoint.storage_id in in_use:
             return IN_USE
-        return _describe_verified(verified)
+        return STATES[verified]
 
     # Each state reads a manifest, which of a cloud store takes a round trip.
     with ThreadPoolExecutor(MANIFEST_THREADS) as pool:
@@ -157,46 +148,23 @@ def _states(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> dict[str
         return {storage_id: state for storage_id, state in found if state is not None}
 
 
-def _describe_verified(verified: bool) -> str:
-    return COMPLETE if verified else UNVERIFIED
-
-
 def _content(checkpoint: Checkpoint) -> str:
     return f"{size(checkpoint.size)} in {checkpoint.files} file(s)"
 
 
 def _as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:
-    size_and_files: dict[str, int | None] = {"size": None, "files": None}
-    if state != DAMAGED:
-        size_and_files = {"size": checkpoint.size, "files": checkpoint.files}
-    return {
-        "storage_id": checkpoint.storage_id,
-        "run_id": checkpoint.run_id,
-        "restart": checkpoint.restart,
-        "steps_completed": checkpoint.steps_completed,
-        "time": checkpoint.time,
-        **size_and_files,
-        "state": state,
-    }
-
-
-def _row(c: Checkpoint, state: str) -> list[object]:
-    content: list[object] = ["-", "-"]
+    view = {name: getattr(checkpoint, name) for name in ("storage_id", "run_id", "restart", "steps_completed", "time")}
+    view |= {"size": None, "files": None}
     if state != DAMAGED:  # whose manifest cannot be read
-        content = [size(c.size), c.files]
-    return [c.storage_id, or_dash(c.run_id), c.steps_completed, *content, age(c.time), state]
+        view |= {"size": checkpoint.size, "files": checkpoint.files}
+    return {**view, "state": state}
 
 
-def _no_checkpoints(checkpoints: Checkpoints) -> str:
-    root = checkpoints.root
-    text = f"no checkpoints in {root}"
-    if checkpoints.run_id:
-        text = f"no checkpoints of run {checkpoints.run_id} in {root}"
-    # A run that has saved nothing has no directory, and should not look misspelt.
-    was_named = click.get_current_context().params["storage"] is not None
-    if was_named and os.path.isabs(root) and not os.path.exists(root):
-        text += ": folder not found"
-    return text
+def _row(c: Checkpoint, state: str) -> tuple[object, ...]:
+    content: tuple[object, object] = ("-", "-")
+    if state != DAMAGED:
+        content = (size(c.size), c.files)
+    return (c.storage_id, or_dash(c.run_id), c.steps_completed, *content, age(c.time), state)
 
 
 @command.command()
@@ -226,7 +194,7 @@ def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
             more["problem"] = problem
         print_json({**_as_json(checkpoint, state), **more})
     else:
-        print_facts(_facts(checkpoint, state, checkpoints.root, metadata, problem))
+        print_facts([*_facts(checkpoint, state, checkpoints.root, metadata), ("problem", problem)])
         print("\nfiles")
         files = list(checkpoint.resources.items())
         print_table(("SIZE", "PATH"), [(size(count), path) for path, count in files[:SHOWN_FILES]])
@@ -235,37 +203,24 @@ def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
     return int(problem is not None)
 
 
-def _facts(
-    c: Checkpoint, state: str, root: str, metadata: dict[str, Any], problem: str | None
-) -> Iterator[tuple[str, object]]:
-    if state == UNVERIFIED:
-        state += " (written by others, without a manifest to compare with)"
-    steps: object = "-"
-    if c.run_id is not None or not problem:  # else they would be in the damaged metadata
-        steps = c.steps_completed
-    committed = "-"
-    if c.time is not None:
-        committed = f"{when(c.time)} ({age(c.time)} ago)"
+def _facts(c: Checkpoint, state: str, root: str, metadata: dict[str, Any]) -> Iterator[tuple[str, object]]:
     yield "checkpoint", c.storage_id
     yield "state", state
-    yield "run", or_dash(c.run_id)
-    yield "restart", or_dash(c.restart)
-    yield "steps", steps
-    yield "committed", committed
-    if c.path is None:
-        yield "storage", root
-    else:
-        yield "folder", c.path
+    yield "run", c.run_id
+    yield "restart", c.restart
+    yield "steps", metadata.get("steps_completed")
+    yield "committed", when(c.time)
+    yield "folder", c.path
+    yield "storage", root
     yield "size", _content(c)
     for key, value in metadata.items():
         if key != "steps_completed":
             yield f"metadata.{key}", number(value)
-    yield "metadata", problem
 
 
 @command.command(epilog=_DOWNLOAD_EXAMPLES)
 @id_argument
-@click.argument("directory", metavar="DIR", shell_complete=complete_directories)
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
 @on_store
 def download(checkpoints: Checkpoints, storage_id: str, directory: str, as_json: bool) -> None:
     """Copy a checkpoint into the directory DIR, and compare it with its manifest."""
@@ -274,68 +229,56 @@ def download(checkpoints: Checkpoints, storage_id: str, directory: str, as_json:
 
 def download_into(checkpoint: Checkpoint, directory: str, as_json: bool) -> None:
     """Copy a checkpoint into a directory, and print what is there now."""
-    folder = os.path.abspath(directory)
-    # Looked at before: afterwards nothing tells the checkpoint's files from others.
-    present = set()
-    if os.path.isdir(folder):
-        present = set(os.listdir(folder))
-    own = {path.split("/")[0] for path in checkpoint.resources}
     title = f"downloading {checkpoint.storage_id}"
     with interrupted_by_sigterm(), progress_bar(title, checkpoint.size) as advance:
         checkpoint.download(directory, progress=advance)
-    for what, names in (("replaced", present & own), ("there still, and not of this checkpoint", present - own)):
-        if names:
-            note(f"{folder} was not empty; {what}: {listed(sorted(names), 5)}")
+    folder = os.path.abspath(directory)
     if as_json:
         view = {"storage_id": checkpoint.storage_id, "folder": folder, "verified": checkpoint.verified}
         print_json({**view, "size": checkpoint.size, "files": checkpoint.files})
         return
-    how = "verified" if checkpoint.verified else "unverified: it has no manifest to compare with"
-    say(f"downloaded checkpoint {checkpoint.storage_id} to {folder}: {_content(checkpoint)}, {how}")
+    say(f"downloaded checkpoint {checkpoint.storage_id} to {folder}: {_content(checkpoint)}")
+    if not checkpoint.verified:
+        note("unverified: it has no manifest to compare with")
 
 
 @command.command(epilog=_VERIFY_EXAMPLES)
 @click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=complete_checkpoints)
 @click.option("--all", "every", is_flag=True, help="Every checkpoint of the run, or of the storage.")
-@store_options
-def verify(
-    ids: Sequence[str], every: bool, storage: str | None, run: str | None, home: str | None, as_json: bool
-) -> int:
+@on_store
+def verify(checkpoints: Checkpoints, ids: Sequence[str], every: bool, as_json: bool) -> int:
     """Compare every byte of checkpoints with their manifests."""
-    from det_core import client
+    from det_core.errors import CheckpointNotFound
 
     if bool(ids) == every:
         text = "name the checkpoints to verify, or --all (and not both); `det-core checkpoint list` shows them"
         raise Failure(text, INVALID)
-    with client.checkpoints(storage=storage, run=run, home=home) as checkpoints:
-        return _verify_all(checkpoints, ids, every, as_json)
-
-
-def _verify_all(checkpoints: Checkpoints, ids: Sequence[str], every: bool, as_json: bool) -> int:
-    from det_core.errors import CheckpointNotFound
-
     results = []
     chosen = _named(checkpoints, ids)
     if every:
         # Those without a usable manifest are in no list: the journals of runs know them.
         for storage_id, problem in checkpoints.damaged().items():
-            results.append(_result(storage_id, DAMAGED, None, None, [problem]))
-            _print_result(results[-1], as_json)
+            results.append(_result(storage_id, DAMAGED, [problem], as_json))
         chosen = list(checkpoints)
     for checkpoint in chosen:
+        prefix = f"checkpoint {checkpoint.storage_id} in {checkpoints.root}: "
         try:
-            results.append(_verify(checkpoint, f"checkpoint {checkpoint.storage_id} in {checkpoints.root}: "))
+            with progress_bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
+                problems = [problem.removeprefix(prefix) for problem in checkpoint.verify(progress=advance)]
         except CheckpointNotFound:
             note(f"{checkpoint.storage_id} was deleted meanwhile")
             continue
-        _print_result(results[-1], as_json)
+        state = STATES[checkpoint.verified]
+        if problems:
+            state = DAMAGED
+        results.append(_result(checkpoint.storage_id, state, problems, as_json, checkpoint))
     damaged = any(result["state"] == DAMAGED for result in results)
     if as_json:
         print_json(results)
-    elif not results:
-        say(f"no checkpoints in {checkpoints.root}")
     elif damaged:
         note("`det-core checkpoint rm` a damaged checkpoint, and its run resumes from the one before")
+    elif not results:
+        note(f"no checkpoints in {checkpoints.root}")
     return int(damaged)
 
 
@@ -344,33 +287,17 @@ def _named(checkpoints: Checkpoints, ids: Sequence[str]) -> list[Checkpoint]:
     return list({c.storage_id: c for c in (checkpoints[name] for name in ids)}.values())
 
 
-def _verify(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
-    with progress_bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
-        problems = [problem.removeprefix(prefix) for problem in checkpoint.verify(progress=advance)]
-    state = _describe_verified(checkpoint.verified)
-    if problems:
-        state = DAMAGED
-    return _result(checkpoint.storage_id, state, checkpoint.size, checkpoint.files, problems)
-
-
-def _result(storage_id: str, state: str, size: int | None, files: int | None, problems: list[str]) -> dict[str, Any]:
-    return {"storage_id": storage_id, "state": state, "size": size, "files": files, "problems": problems}
-
-
-def _print_result(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        return
-    content = ""
-    if result["size"] is not None:
-        content = f"{size(result['size'])} in {result['files']} file(s)"
-    texts = {
-        COMPLETE: f"whole: {content}",
-        UNVERIFIED: f"unverified: {content} can be read; it has no manifest to compare with",
-        DAMAGED: f"damaged: {len(result['problems'])} problem(s)",
-    }
-    say(f"{result['storage_id']}  {texts[result['state']]}")
-    for problem in result["problems"]:
-        say(f"  {problem}")
+def _result(
+    storage_id: str, state: str, problems: list[str], as_json: bool, checkpoint: Checkpoint | None = None
+) -> dict[str, Any]:
+    """Return what was found of a checkpoint; print it for a person, as the next one may take long."""
+    if not as_json:
+        content = "no manifest" if checkpoint is None else _content(checkpoint)
+        say(f"{storage_id}  {state}: {content}")
+        for problem in problems:
+            say(f"  {problem}")
+    sizes = {"size": checkpoint and checkpoint.size, "files": checkpoint and checkpoint.files}
+    return {"storage_id": storage_id, "state": state, **sizes, "problems": problems}
 
 
 @command.command()
@@ -389,7 +316,7 @@ def rm(checkpoints: Checkpoints, ids: Sequence[str], yes: bool, as_json: bool) -
         raise CheckpointError(f"{', '.join(sorted(used))}: a process is reading it. Nothing was deleted")
     _warn_of_newest(checkpoints, chosen)  # before the question: it may change the answer
     items = [f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  age {age(c.time)}" for c in chosen]
-    confirm(items, f"delete {these(len(chosen), 'checkpoint')}?", yes)
+    confirm(items, f"delete {counted(len(chosen), 'checkpoint')}?", yes)
     with progress_bar("deleting", len(chosen), unit="checkpoints") as advance:
         for checkpoint in chosen:
             checkpoint.delete()
@@ -418,52 +345,46 @@ def _warn_of_newest(checkpoints: Checkpoints, chosen: Sequence[Checkpoint]) -> N
 @click.option("--keep-latest", type=COUNT, metavar="N", help="The newest N.")
 @click.option("--keep-best", type=COUNT, metavar="N", help="The N with the best value of --metric.")
 @click.option("--metric", metavar="M", help="A validation metric; a.b for b within a.")
-@click.option("--larger-is-better", "larger", is_flag=True, help="As of an accuracy.")
-@click.option("--smaller-is-better", "smaller", is_flag=True, help="As of a loss or an error.")
+@click.option("--smaller-is-better/--larger-is-better", default=None, help="As of a loss, or of an accuracy.")
 @click.option("--keep-every", type=COUNT, metavar="STEPS", help="The first at or after each multiple of STEPS.")
 @click.option("--keep-newer", metavar="AGE", help="Those younger than this: 90m, 12h, 7d, 2w.")
 @click.option("--all-runs", is_flag=True, help="Of each run in --storage, evaluated by itself.")
 @click.option("--dry-run", "-n", is_flag=True, help="Delete nothing; print what would be deleted, and why not.")
-@store_options
-def gc(
-    all_runs: bool,
-    dry_run: bool,
-    as_json: bool,
-    storage: str | None,
-    run: str | None,
-    home: str | None,
-    **keep: Any,
-) -> int:
+@on_store
+def gc(checkpoints: Checkpoints, all_runs: bool, dry_run: bool, as_json: bool, **keep: Any) -> int:
     """Delete the checkpoints that no option keeps."""
-    from det_core import client
-
     policy = _policy(**keep)
-    with client.checkpoints(storage=storage, run=run, home=home) as checkpoints:
-        return _collect(checkpoints, policy, all_runs, dry_run, as_json)
-
-
-def _collect(checkpoints: Checkpoints, policy: RetentionPolicy, all_runs: bool, dry_run: bool, as_json: bool) -> int:
     if checkpoints.run_id is None and not all_runs and len(runs := checkpoints.run_ids()) > 1:
         text = f"{checkpoints.root} has checkpoints of {len(runs)} runs: name one with --run, or add --all-runs"
         raise Failure(text, INVALID)
     decisions = checkpoints.preview_gc(policy)
+    chosen = {d.candidate.storage_id for d in decisions if not d.reasons}
     # A misspelt metric keeps all: that would look like a successful run of gc.
     unknown = _unknown_metric(checkpoints, decisions)
     if unknown and not dry_run:
         raise Failure(unknown)
-    chosen = [d.candidate.storage_id for d in decisions if not d.reasons]
     deleted: list[str] = []
     if not dry_run:
-        deleted = _delete(checkpoints, policy, decisions, as_json)
+        with progress_bar("deleting", len(chosen), unit="checkpoints") as advance:
+
+            def on_deleted(storage_id: str) -> None:
+                advance(1)
+                if not as_json:
+                    say(f"deleted {storage_id}")
+
+            deleted = checkpoints.gc(policy, deleted=on_deleted, judged=decisions)
     if as_json:
         print_json([_decision_json(d, deleted) for d in decisions])
     elif dry_run:
-        _print_decisions(checkpoints, decisions, len(chosen))
-        if unknown:
-            note(unknown)
+        rows = []
+        for c, reasons, _ in reversed(decisions):
+            decision = f"stays: {', '.join(reasons)}" if reasons else "would be deleted"
+            rows.append((c.storage_id, c.steps_completed, age(c.time), decision))
+        print_rows(("CHECKPOINT", "STEPS", "AGE", "DECISION"), rows, empty=f"no checkpoints in {checkpoints.root}")
+        note(unknown or f"{len(chosen)} of {len(decisions)} checkpoint(s) would be deleted; nothing was")
     else:
         say(f"deleted {len(deleted)} of {len(decisions)} checkpoint(s); kept: {policy}")
-    left = set(chosen) - set(deleted)
+    left = chosen.difference(deleted)
     if dry_run or not left:
         return 0
     # Others may have deleted some meanwhile, or begun to read them: these were not deleted here, which is fine.
@@ -474,69 +395,35 @@ def _policy(
     keep_latest: int | None,
     keep_best: int | None,
     metric: str | None,
-    larger: bool,
-    smaller: bool,
+    smaller_is_better: bool | None,
     keep_every: int | None,
     keep_newer: str | None,
 ) -> RetentionPolicy:
     """Return the policy that the options of ``gc`` describe."""
     from det_core.storage import AnyOf, KeepBest, KeepEvery, KeepLatest, KeepWithin
 
+    if (keep_best is None) != (metric is None):
+        raise Failure("--keep-best N and --metric M go together: by which validation metric?", INVALID)
+    if smaller_is_better is None and metric is not None:
+        # A deletion cannot be undone: only the direction of a loss or an error is obvious.
+        if not any(word in metric.lower() for word in SMALLER_IS_BETTER):
+            raise Failure(f"which {metric} is best? Add --larger-is-better or --smaller-is-better", INVALID)
+        smaller_is_better = True
     policies: list[RetentionPolicy] = []
     try:
         if keep_latest is not None:
             policies.append(KeepLatest(keep_latest))
-        if keep_best is not None:
-            if metric is None:
-                raise ValueError("--keep-best N needs --metric M: by which validation metric?")
-            policies.append(KeepBest(keep_best, metric, smaller_is_better=_is_smaller_better(metric, larger, smaller)))
-        elif metric is not None or larger or smaller:
-            raise ValueError("--metric, --larger-is-better and --smaller-is-better go with --keep-best N")
+        if keep_best is not None and metric is not None:
+            policies.append(KeepBest(keep_best, metric, smaller_is_better=bool(smaller_is_better)))
         if keep_every is not None:
             policies.append(KeepEvery(keep_every))
         if keep_newer is not None:
             policies.append(KeepWithin(keep_newer))
-        if not policies:
-            raise ValueError(_HOW)
     except ValueError as e:
         raise Failure(str(e), INVALID) from None
+    if not policies:
+        raise Failure(_HOW, INVALID)
     return AnyOf(*policies)
-
-
-def _is_smaller_better(metric: str, larger: bool, smaller: bool) -> bool:
-    """Return the direction; a deletion cannot be undone, so only that of a loss or an error is obvious."""
-    if larger and smaller:
-        raise ValueError("--larger-is-better and --smaller-is-better exclude each other: leave out one of them")
-    if not (larger or smaller) and not any(word in metric.lower() for word in SMALLER_IS_BETTER):
-        raise ValueError(f"which {metric} is best? Add --larger-is-better or --smaller-is-better")
-    return not larger
-
-
-def _delete(
-    checkpoints: Checkpoints, policy: RetentionPolicy, decisions: list[RetentionDecision], as_json: bool
-) -> list[str]:
-    with progress_bar("deleting", sum(not d.reasons for d in decisions), unit="checkpoints") as advance:
-
-        def on_deleted(storage_id: str) -> None:
-            advance(1)
-            if not as_json:
-                say(f"deleted {storage_id}")
-
-        return checkpoints.gc(policy, deleted=on_deleted, judged=decisions)
-
-
-def _print_decisions(checkpoints: Checkpoints, decisions: list[RetentionDecision], count: int) -> None:
-    if not decisions:
-        note(f"no checkpoints in {checkpoints.root}")
-        return
-    rows = []
-    for c, reasons, _ in reversed(decisions):
-        why = "would be deleted"
-        if reasons:
-            why = f"stays: {', '.join(reasons)}"
-        rows.append((c.storage_id, c.steps_completed, age(c.time), why))
-    print_table(("CHECKPOINT", "STEPS", "AGE", "DECISION"), rows)
-    note(f"{count} of {len(decisions)} checkpoint(s) would be deleted; nothing was")
 
 
 def _decision_json(decision: RetentionDecision, deleted: list[str]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""``det-core completion``, and what a shell offers in place of an ID."""
+"""Texts for shells and coding agents: ``det-core completion``, what a shell offers for an ID; ``det-core skill``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from click.shell_completion import (
 )
 
 from det_core.cli._groups import Command
+from det_core.cli._output import note, print_json
 
 if TYPE_CHECKING:
     from det_core.client import Master
@@ -30,6 +32,14 @@ examples:
   eval "$(det-core completion zsh)"                               in ~/.zshrc, after compinit
   det-core completion fish > ~/.config/fish/completions/det-core.fish"""
 
+_SKILL_EXAMPLES = """\
+examples:
+  det-core skill                                          the paths, a line each
+  cp -r "$(det-core skill --folder)" .agents/skills/      give the skill to an agent that reads this directory
+
+The skill card says on one page how to port a training script, in the open format for agent skills; llms.txt is an index
+of the documentation."""
+
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -42,6 +52,26 @@ def command(ctx: click.Context, shell: str) -> None:
     assert kind is not None
     # Not through say(): the script has line ends, which that would escape.
     print(kind(ctx.find_root().command, {}, "det-core", _VARIABLE).source(), end="")
+
+
+@click.command("skill", cls=Command, epilog=_SKILL_EXAMPLES)
+@click.option("--folder", "folder_only", is_flag=True, help="Print the skill's directory alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def skill(folder_only: bool, as_json: bool) -> None:
+    """Print the paths of the texts for coding agents: a skill card, llms.txt."""
+    import det_core
+
+    package = Path(det_core.__file__).parent
+    folder = (package / "skills" / "port-a-training-script").resolve()
+    card = folder / "SKILL.md"
+    index = (package / "llms.txt").resolve()
+    if folder_only:
+        print(folder)
+    elif as_json:
+        print_json({"skill": str(card), "llms": str(index)})
+    else:
+        print(card, index, sep="\n")
+        note("to have a coding agent port a script, give it the first file")
 
 
 def complete(app: click.Command, request: str) -> int:
@@ -134,16 +164,6 @@ def _trials_of(master: Master) -> list[str]:
         for experiment in _experiments_of(master)[:_EXPERIMENTS_WITH_TRIALS]
         for trial in master.get(f"experiments/{experiment}/trials")["trials"]
     ]
-
-
-def complete_files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a file."""
-    return [CompletionItem(incomplete, type="file")]
-
-
-def complete_directories(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete the name of a directory."""
-    return [CompletionItem(incomplete, type="dir")]
 
 
 complete_runs = _offer(_runs)

@@ -13,10 +13,8 @@ from det_core.cli._options import (
     ABOUT_MASTERS,
     COUNT,
     TRIAL,
-    Seconds,
-    check_directory,
-    check_file,
     command_for,
+    config_file_argument,
     config_option,
     experiment_argument,
     experiments_argument,
@@ -35,6 +33,7 @@ from det_core.cli._output import (
     STATUSES,
     Failure,
     confirm,
+    counted,
     error,
     note,
     note_if_slow,
@@ -43,12 +42,26 @@ from det_core.cli._output import (
     print_facts,
     print_json,
     print_one_or_all,
+    print_rows,
     print_table,
     say,
-    these,
     when,
 )
-from det_core.cli.completion import complete_directories, complete_files, complete_trials
+from det_core.cli._views import (
+    exit_status,
+    experiment_json,
+    experiment_state,
+    failure_facts,
+    print_line,
+    print_line_as_json,
+    print_result,
+    print_trials,
+    rank_trials,
+    saving_trials,
+    settings,
+    trial_json,
+)
+from det_core.cli.completion import complete_trials
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master
@@ -56,17 +69,8 @@ if TYPE_CHECKING:
 SHOWN_TRIALS = 20
 PACKING_DELAY = 3.0
 """Seconds that files may take to be packed and sent before a note says so."""
-STATES = (
-    "ACTIVE",
-    "PAUSED",
-    "STOPPING_CANCELED",
-    "STOPPING_KILLED",
-    "STOPPING_COMPLETED",
-    "STOPPING_ERROR",
-    "COMPLETED",
-    "CANCELED",
-    "ERROR",
-)
+STATES = ("ACTIVE", "PAUSED", "STOPPING_CANCELED", "STOPPING_KILLED", "STOPPING_COMPLETED", "STOPPING_ERROR",
+          "COMPLETED", "CANCELED", "ERROR")  # fmt: skip
 STATE = click.Choice(STATES, case_sensitive=False)
 _EXAMPLES = f"""\
 examples:
@@ -118,10 +122,8 @@ def command() -> None:
 
 
 @command.command(epilog=_CREATE_EXAMPLES)
-@click.argument("config_file", metavar="CONFIG", callback=check_file, shell_complete=complete_files)
-@click.argument(
-    "directory", metavar="[DIR]", required=False, callback=check_directory, shell_complete=complete_directories
-)
+@config_file_argument
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False))
 @watch_option
 @config_option
 @click.option("--slots", type=COUNT, metavar="N", help="Slots (GPUs) of each trial: resources.slots_per_trial.")
@@ -213,8 +215,6 @@ def print_mistakes(problems: Sequence[object], config: object) -> None:
 
 def print_created(experiment: Experiment, as_json: bool) -> None:
     """Print a new experiment, and the command that watches it."""
-    from det_core.cli._views import experiment_json
-
     if as_json:
         print_json(experiment_json(experiment))
         return
@@ -225,9 +225,8 @@ def print_created(experiment: Experiment, as_json: bool) -> None:
 def watch(experiment: Experiment, as_json: bool = False) -> int:
     """Follow an experiment to its end and print its result; return the exit status for it."""
     from det_core.cli._follow import follow
-    from det_core.cli._views import exit_status, experiment_json, print_result
 
-    follow(experiment, quiet=as_json)
+    follow(experiment, None if as_json else print_line, with_states=not as_json)
     if as_json:
         print_json(experiment_json(experiment, result=True))
     else:
@@ -243,17 +242,13 @@ def watch(experiment: Experiment, as_json: bool = False) -> int:
 @on_master
 def list_experiments(master: Master, name: str | None, state: str | None, limit: int | None, as_json: bool) -> None:
     """List experiments, newest first."""
-    from det_core.cli._views import experiment_json
     from det_core.client._experiments import Experiment
     from det_core.client._master import list_rows
 
     shown = limit_of(limit, as_json)
-    query: dict[str, Any] = {
-        "sortBy": "SORT_BY_START_TIME",
-        "orderBy": "ORDER_BY_DESC",
-        "name": name,
-        "states": list(filter(None, [state])),
-    }
+    query: dict[str, Any] = {"sortBy": "SORT_BY_START_TIME", "orderBy": "ORDER_BY_DESC", "name": name}
+    query["states"] = list(filter(None, [state]))
+    older = 0
     # The total comes with the page: what is older is counted, not read.
     if shown:
         page = master.get("experiments", limit=shown, **query)
@@ -261,21 +256,15 @@ def list_experiments(master: Master, name: str | None, state: str | None, limit:
         older = page["pagination"]["total"] - len(views)
     else:
         views = list_rows(master, "experiments", **query)
-        older = 0
     found = [Experiment(master, view) for view in views]
     if as_json:
         print_json([experiment_json(e) for e in found])
-    elif found:
-        print_table(("ID", "NAME", "STATE", "PROGRESS", "TRIALS", "BEST", "STARTED"), map(_row, found))
-        if older:
-            note(f"{older} older: --limit 0")
-    else:
-        note(f"no experiments at {master.url}")
+        return
+    head = ("ID", "NAME", "STATE", "PROGRESS", "TRIALS", "BEST", "STARTED")
+    print_rows(head, map(_row, found), empty=f"no experiments at {master.url}", hidden=older)
 
 
 def _row(e: Experiment) -> tuple[object, ...]:
-    from det_core.cli._views import experiment_state
-
     best = "-"
     if e.best_metric is not None:
         best = f"{e.metric} {number(e.best_metric)}"
@@ -289,8 +278,6 @@ def _row(e: Experiment) -> tuple[object, ...]:
 @on_master
 def describe(master: Master, experiment: int | str, as_json: bool) -> None:
     """Describe one experiment: its state, its trials, its search."""
-    from det_core.cli._views import experiment_json, print_trials, rank_trials, trial_json
-
     found = find_experiment(master, experiment)
     trials = rank_trials(found, found.trials())
     search: dict[str, Any] = {}
@@ -300,7 +287,7 @@ def describe(master: Master, experiment: int | str, as_json: bool) -> None:
         more = {"config": found.config, "trials": [trial_json(t) for t in trials], "search": search}
         print_json({**experiment_json(found, result=True), **more})
         return
-    print_facts(_facts(found), width=13)
+    print_facts(_facts(found))
     if rungs := list(_rungs(found, search.get("rungs"))):
         print("\nrungs")
         print_table(("BRACKET", "RUNG", "LENGTH", "ENDED", "PROMOTED", "UNDER WAY", "BEST"), rungs)
@@ -315,32 +302,27 @@ def describe(master: Master, experiment: int | str, as_json: bool) -> None:
 
 
 def _facts(experiment: Experiment) -> Iterator[tuple[str, object]]:
-    from det_core.cli._views import experiment_state, failure_facts, saving_trials, settings
-
     record = experiment.record
     yield "experiment", experiment.id
     yield "name", experiment.name
     yield "state", ": ".join(filter(None, [experiment_state(experiment), saving_trials(experiment)]))
     yield "progress", f"{experiment.progress:.0%}"
-    yield "search", _search(experiment)
+    search = "none; it is run by others"
+    if experiment.metric:
+        best = "smallest" if experiment.smaller_is_better else "largest"
+        search = f"{record.searcher_type} by {experiment.metric}, the {best} is best"
+    yield "search", search
     yield "priority", record.priority
     yield "started", when(record.start_time)
     yield "ended", when(record.end_time)
     yield "description", record.description or None
     yield from failure_facts(experiment)
-    best = experiment.best_trial
-    if best is not None and best.best_metric is not None:
-        yield "best", f"trial {best.id}, {experiment.metric} {number(best.best_metric)}"
-        yield "best hparams", settings(best.hparams)
+    trial = experiment.best_trial
+    if trial is not None and trial.best_metric is not None:
+        yield "best", f"trial {trial.id}, {experiment.metric} {number(trial.best_metric)}"
+        yield "best hparams", settings(trial.hparams)
     for warning in (*record.warnings, *record.remarks):
         yield "warning", warning
-
-
-def _search(experiment: Experiment) -> str:
-    if not experiment.metric:
-        return "none; it is run by others"
-    best = "the smallest" if experiment.smaller_is_better else "the largest"
-    return f"{experiment.record.searcher_type} by {experiment.metric}, {best} is best"
 
 
 def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]]:
@@ -356,14 +338,8 @@ def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]
             entries = rung["entries"]
             metrics = [float(str_to_nonfinite(entry["metric"])) for entry in entries if entry["metric"] is not None]
             promoted = sum(entry.get("state") == "promoted" for entry in entries)
-            counts = (len(entries), promoted, rung["outstanding"])
-            yield (
-                bracket["bracket"],
-                rung["rung"],
-                rung["length"],
-                *counts,
-                number_or_dash(best_of(metrics, default=None)),
-            )
+            best = number_or_dash(best_of(metrics, default=None))
+            yield bracket["bracket"], rung["rung"], rung["length"], len(entries), promoted, rung["outstanding"], best
 
 
 @command.command()
@@ -374,44 +350,37 @@ def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]
 @on_master
 def logs(master: Master, experiment: int | str, follow: bool, tail: int | None, as_json: bool) -> int:
     """Print what the trials of an experiment have printed."""
-    from det_core.cli._follow import Tail, all_lines
-    from det_core.cli._views import print_line
+    from det_core.cli._follow import all_lines
+    from det_core.cli._follow import follow as follow_lines
 
     if follow and tail is not None:
         raise click.UsageError("--tail and --follow exclude each other for the trials of an experiment")
     found = find_experiment(master, experiment)
     if follow and not as_json:
         return watch(found)
-    if not follow:
-        for trial, line in all_lines(found, tail):
-            print_line(trial, line, as_json=as_json)
+    if follow:
+        follow_lines(found, print_line_as_json)
         return 0
-    news = Tail(master, found)
-    while not news.is_over:
-        for trial, line in news.read():
-            print_line(trial, line, as_json=True)
-        if not news.is_over:
-            news.pause()
+    show = print_line_as_json if as_json else print_line
+    for trial, line in all_lines(found, tail):
+        show(trial, line)
     return 0
 
 
 @command.command(epilog=STATUSES)
 @experiments_argument
-@click.option("--timeout", type=Seconds(), metavar="SECONDS", help="Maximum wait.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Maximum wait.")
 @json_option
 @on_master
 def wait(master: Master, experiments: Sequence[int | str], timeout: float | None, as_json: bool) -> int:
     """Wait until experiments have ended; the exit status is the greatest of theirs."""
-    from det_core.cli._views import exit_status, experiment_json, print_result, saving_trials
-
     start = time.monotonic()
     status = 0
     views = []
     # All are looked up before the first is waited for: a misspelt one should not be found after hours.
     for found in [find_experiment(master, name) for name in dict.fromkeys(experiments)]:
         if saving := saving_trials(found):
-            aim = "pause" if found.state == "PAUSED" else "end"
-            note(f"experiment {found.id} is to {aim}: {saving}")
+            note(f"experiment {found.id}: {saving}")
         if found.state == "PAUSED":
             note(f"experiment {found.id} is paused: it ends only after `activate`, `cancel` or `kill`")
         try:
@@ -439,7 +408,6 @@ def _steering(name: str, summary: str) -> None:
     @json_option
     @on_master
     def steer(master: Master, experiments: Sequence[int | str], as_json: bool) -> int:
-        from det_core.cli._views import experiment_json
         from det_core.errors import MasterError, MasterUnreachable
 
         views = []
@@ -460,7 +428,6 @@ def _steering(name: str, summary: str) -> None:
 
 
 def _steer(experiment: Experiment, name: str, as_json: bool) -> None:
-    from det_core.cli._views import experiment_state, saving_trials
     from det_core.errors import MasterError
 
     ended = experiment.ended
@@ -500,8 +467,6 @@ _steering("kill", "Kill trials for good, without letting them save.")
 @on_master
 def continue_(master: Master, experiment: int | str, config: Sequence[str], follow: bool, as_json: bool) -> int:
     """Continue an experiment that has ended."""
-    from det_core.cli._views import experiment_json
-
     found = find_experiment(master, experiment).go_on(list(config))
     if follow:
         return watch(found, as_json)
@@ -515,7 +480,7 @@ def continue_(master: Master, experiment: int | str, config: Sequence[str], foll
 
 @command.command("download-checkpoint", epilog=_DOWNLOAD_EXAMPLES)
 @experiment_argument
-@click.argument("directory", metavar="DIR", shell_complete=complete_directories)
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
 @click.option(
     "--trial", type=TRIAL, metavar="TRIAL", shell_complete=complete_trials, help="The newest one of this trial."
 )
@@ -565,7 +530,7 @@ def delete(master: Master, experiments: Sequence[int | str], yes: bool, as_json:
         raise Failure(f"{unknown}. Nothing was deleted") from None
     if unended := [str(e.id) for e in found if not e.ended]:
         raise Failure(f"experiment {', '.join(unended)} has not ended: cancel or kill it first. Nothing was deleted")
-    question = f"delete {these(len(found), 'experiment')}, with checkpoints, metrics, TensorBoard files and logs?"
+    question = f"delete {counted(len(found), 'experiment')}, with checkpoints, metrics, TensorBoard files and logs?"
     confirm([f"{e.id}  {e.state}  {e.name}" for e in found], question, yes)
     for e in found:
         e.delete()

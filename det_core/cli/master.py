@@ -16,7 +16,6 @@ import click
 from det_core.cli._groups import Group
 from det_core.cli._options import COUNT, home_option, json_option, master_option
 from det_core.cli._output import FAILED, Failure, note, note_if_slow, print_facts, print_json, say
-from det_core.cli.completion import complete_files
 
 if TYPE_CHECKING:
     from det_core.client._address import Address
@@ -48,9 +47,7 @@ def command() -> None:
 @click.option("--host", metavar="ADDRESS", help="Address to listen on (default: 127.0.0.1, this machine alone).")
 @click.option("--port", type=COUNT, metavar="N", help="Port (default: the last one, else a free one).")
 @click.option("--db", metavar="URL", help="Database, such as postgresql+psycopg://… (default: a SQLite file).")
-@click.option(
-    "--token-file", metavar="FILE", shell_complete=complete_files, help="File with the token that clients need."
-)
+@click.option("--token-file", metavar="FILE", type=click.Path(), help="File with the token that clients need.")
 @click.option("--allow-host", metavar="NAME", multiple=True, help="Name by which a proxy reaches it.")
 @click.option(
     "--new",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from det_core.cli._groups import Command, groups_with
+from det_core.cli._groups import Command
 from det_core.cli._options import (
     ABOUT_MASTERS,
     COUNT,
@@ -19,10 +19,12 @@ from det_core.cli._options import (
     on_master,
     script_argument,
 )
-from det_core.cli._output import CANCELED, FAILED, INVALID, Failure, error, note, print_json
+from det_core.cli._output import CANCELED, FAILED, INVALID, error, note, print_json
+from det_core.cli._views import experiment_json, first_line, line_text
+from det_core.cli.experiment import print_created, submit
 
 if TYPE_CHECKING:
-    from det_core.client import Experiment, Master
+    from det_core.client import Experiment, Master, Trial
 
 _EXAMPLES = f"""\
 examples:
@@ -37,40 +39,14 @@ stops watching, not the script. `python` is the Python that the master was start
 {ABOUT_MASTERS}"""
 
 
-def check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[str]) -> Sequence[str]:
-    """Refuse a command that cannot be meant, before a master is started for it."""
-    if ctx.resilient_parsing:
-        return script
-    if not script:
-        raise Failure(f"no command to run: {ctx.command_path} -- python train.py", INVALID)
-    first = script[0]
-    # `run list` and `runs list` differ in a letter, and the first would run a program called list.
-    if "--" not in ctx.meta["words"] and "runs" in groups_with(ctx, first):
-        hint = f"det-core run -- {first}; or did you mean `det-core runs {first}`?"
-        raise Failure(f"to run the command {first!r}: {hint}", INVALID)
-    if first.endswith(".py") and shutil.which(first) is None:
-        hint = f"{ctx.command_path} -- python {first}"
-        raise Failure(f"{first} is not a command, but a script; to run it: {hint}", INVALID)
-    return script
-
-
-class ScriptCommand(Command):
-    """A command that takes another command; it sees whether that stands after ``--``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words as they were typed: click drops the ``--``."""
-        ctx.meta["words"] = list(args)
-        return super().parse_args(ctx, args)
-
-
-@click.command("run", cls=ScriptCommand, epilog=_EXAMPLES, context_settings=SCRIPT_SETTINGS)
+@click.command("run", cls=Command, epilog=_EXAMPLES, context_settings=SCRIPT_SETTINGS)
 @click.option("--name", help="Name of the experiment (default: that of the script).")
 @click.option("--slots", type=COUNT, default=1, metavar="N", help="Slots (GPUs) of the script (default: 1).")
 @click.option("--max-restarts", type=COUNT, default=0, metavar="N", help="Restarts after failures (default: 0).")
 @config_option
 @click.option("--detach", "-d", is_flag=True, help="Do not watch it: print its number, and end.")
 @json_option
-@script_argument(check_script)
+@script_argument
 @on_master
 def command(
     master: Master,
@@ -84,8 +60,6 @@ def command(
 ) -> int:
     """Run a command as the one trial of an experiment."""
     from det_core.cli._follow import follow
-    from det_core.cli._views import experiment_json
-    from det_core.cli.experiment import print_created, submit
 
     experiment = submit(master, script_config(name, slots, max_restarts, script), ".", list(config))
     if experiment is None:
@@ -93,10 +67,16 @@ def command(
     if detach:
         print_created(experiment, as_json)
         return 0
-    follow(experiment, quiet=as_json, raw=True)
+    follow(experiment, None if as_json else _print_line)
     if as_json:
         print_json(experiment_json(experiment, result=True))
     return _exit_status(experiment)
+
+
+def _print_line(_trial: Trial, line: Mapping[str, Any]) -> None:
+    """Print a line as if the script ran here."""
+    stream = sys.stderr if line.get("stdtype") == "stderr" else sys.stdout
+    print(line_text(line), file=stream, flush=True)
 
 
 def script_config(name: str | None, slots: int, max_restarts: int, script: Sequence[str]) -> dict[str, Any]:
@@ -114,8 +94,6 @@ def script_config(name: str | None, slots: int, max_restarts: int, script: Seque
 
 def _exit_status(experiment: Experiment) -> int:
     """Return the exit status of the script's last run, as a shell does: 128 and the signal that ended it."""
-    from det_core.cli._views import first_line
-
     if experiment.state == "CANCELED":
         note(f"experiment {experiment.id} was canceled")
         return CANCELED

@@ -13,18 +13,18 @@ from det_core.cli._groups import Group
 from det_core.cli._options import SHOWN, home_option, json_option, limit_of, limit_option, run_argument, yes_option
 from det_core.cli._output import (
     confirm,
+    counted,
     note,
-    note_rest,
     number,
     or_dash,
     print_facts,
     print_json,
+    print_rows,
     print_table,
     say,
-    these,
     when,
 )
-from det_core.cli.completion import complete_files, complete_runs
+from det_core.cli.completion import complete_runs
 
 if TYPE_CHECKING:
     from det_core.client import Run
@@ -55,20 +55,17 @@ def command() -> None:
 def list_runs(name: str | None, limit: int | None, as_json: bool, home: str | None) -> None:
     """List runs, newest first."""
     from det_core import client
+    from det_core.client._runs import home_of
 
     runs = [r for r in client.runs(home) if name is None or name in (r.name, r.name.rsplit("/", 1)[-1])]
     shown = runs[: limit_of(limit, as_json)]
     if as_json:
         fields = ("run_id", "name", "state", "created", "restarts")
         print_json([{field: getattr(r, field) for field in fields} | {"path": str(r.path)} for r in shown])
-    elif runs:
-        rows = [(r.run_id, r.state, when(r.created), r.restarts, r.name) for r in shown]
-        print_table(("RUN", "STATE", "STARTED", "RESUMED", "NAME"), rows)
-        note_rest(len(runs) - len(shown), "runs")
-    else:
-        from det_core.client._runs import home_of
-
-        note(f"no runs in {home_of(home)}")
+        return
+    rows = [(r.run_id, r.state, when(r.created), r.restarts, r.name) for r in shown]
+    empty = f"no runs in {home_of(home)}"
+    print_rows(("RUN", "STATE", "STARTED", "RESUMED", "NAME"), rows, empty=empty, hidden=len(runs) - len(shown))
 
 
 @command.command()
@@ -91,11 +88,8 @@ def show(run: str, as_json: bool, home: str | None) -> None:
         print_table(("GROUP", "ROWS", "STEP", "METRIC", "VALUE"), _metric_rows(last))
     for group, (_, row) in last.items():
         if row.conflicts:
-            names = ", ".join(row.conflicts)
-            note(
-                f"{group}, step {row.steps_completed}: ranks reported different values for {names}; "
-                "shown is the lowest rank's"
-            )
+            where = f"{group}, step {row.steps_completed}"
+            note(f"{where}: ranks reported different values for {', '.join(row.conflicts)}; shown is the lowest rank's")
     _print_checkpoints(found)
 
 
@@ -131,68 +125,39 @@ def _resume_command(run: Run) -> str:
 
 def _facts(run: Run) -> Iterator[tuple[str, object]]:
     from det_core.client._table import spread
+    from det_core.core._bare_run import cause_of_death
+    from det_core.slurm import chain_of_run
 
+    state = run.state
+    if state == "died" and (cause := cause_of_death(run.record)):
+        state = f"died ({cause})"
     yield "run", run.run_id
     yield "name", run.name
-    yield "state", _state(run)
+    yield "state", state
     yield "because", run.detail or None
     yield "started", when(run.created)
     yield "resumed", {0: "never", 1: "once"}.get(run.restarts, f"{run.restarts} times")
     yield "folder", run.path
-    yield from _start_facts(run)
-    if run.state == "running":
-        yield "status", run.status  # of a run that has ended it is the last word before the end
-    if run.progress is not None:
-        yield "progress", f"{run.progress:.0%}"
-    yield from _settings(run, "hparams")
-    yield from _settings(run, "config")
-    for key, value in spread(run.metadata).items():
-        yield f"metadata.{key}", number(value)
-    if torn := run.record.torn_lines:
-        yield "torn lines", f"{torn} (left by a crash or a full disk; skipped)"
-    if run.state not in ("running", "completed"):
-        yield "to resume", _resume_command(run)
-
-
-def _state(run: Run) -> str:
-    from det_core.core._bare_run import cause_of_death
-
-    if run.state == "died" and (cause := cause_of_death(run.record)):
-        return f"died ({cause})"
-    return run.state
-
-
-def _start_facts(run: Run) -> Iterator[tuple[str, object]]:
-    """Yield how, where, and from which commit the run was started last, and its Slurm jobs."""
-    from det_core.slurm import chain_of_run
-
-    start = run.start
     yield "command", shlex.join(run.argv) or None
-    yield "directory", start.get("cwd") or None
-    yield "host", start.get("host") or None
-    if git := start.get("git"):
+    yield "directory", run.start.get("cwd") or None
+    yield "host", run.start.get("host") or None
+    if git := run.start.get("git"):
         changes = ", with changes" if git.get("dirty") else ""
         yield "commit", f"{git.get('commit')}{changes}"
     if chain := chain_of_run(run.path):
         jobs = ", ".join(dict.fromkeys(job.job for job in chain.jobs)) or "none has started"
         yield "slurm", f"{chain.end or 'goes on'}; jobs: {jobs}"
-
-
-def _settings(run: Run, name: str) -> Iterator[tuple[str, object]]:
-    """Yield settings; of each restart apart where they differ, as each of these reported rows."""
-    from det_core._json import equal_json
-    from det_core.client._table import spread
-
-    # A resume may have other settings; rows of both are in the record.
-    of_restarts = [(f" (restart {restart})", settings) for restart, settings in run.record.settings(name).items()]
-    last = run.record.last_settings(name)
-    if all(equal_json(settings, last) for _, settings in of_restarts):
-        of_restarts = [("", last)]
-    for which, settings in of_restarts:
-        for key, value in spread(settings).items():
-            yield f"{name}.{key}{which}", number(value)
-        if which and not settings:
-            yield f"{name}{which}", "none"
+    if run.state == "running":
+        yield "status", run.status  # of a run that has ended it is the last word before the end
+    if run.progress is not None:
+        yield "progress", f"{run.progress:.0%}"
+    for name, values in (("hparams", run.hparams), ("config", run.config), ("metadata", run.metadata)):
+        for key, value in spread(values).items():
+            yield f"{name}.{key}", number(value)
+    if torn := run.record.torn_lines:
+        yield "torn lines", f"{torn} (left by a crash or a full disk; skipped)"
+    if run.state not in ("running", "completed"):
+        yield "to resume", _resume_command(run)
 
 
 def _metric_rows(last: dict[str, tuple[int, Row]]) -> Iterator[tuple[object, ...]]:
@@ -230,7 +195,9 @@ def _steps(checkpoint: dict[str, Any]) -> object:
 @run_argument
 @click.option("--format", "-f", "kind", required=True, type=click.Choice(["csv", "jsonl", "parquet"]), help="Format.")
 @click.option("--group", "-g", help="One metric group (default: all).")
-@click.option("--output", "-o", metavar="FILE", shell_complete=complete_files, help="File to write (default: stdout).")
+@click.option(
+    "--output", "-o", metavar="FILE", type=click.Path(dir_okay=False), help="File to write (default: stdout)."
+)
 @click.option("--batches", is_flag=True, help="Also batch metrics.")
 @click.option("--superseded", is_flag=True, help="Also rows that were reported again after a resume.")
 @home_option
@@ -254,8 +221,7 @@ def export(
     table = Table(found, group, superseded, batches)
     write(table, kind, output)
     for key, steps in sorted(table.conflicts.items()):
-        first = min(steps, key=lambda place: (place[1], place[0] or 0))[0]
-        count = f"{len(steps)} step(s), first {first}"
+        count = f"{len(steps)} step(s), first {min(steps)[1]}"
         note(f"ranks reported different values of {key} for {count}; the lowest rank's is kept")
 
 
@@ -277,7 +243,11 @@ def rm(runs: tuple[str, ...], yes: bool, folder_only: bool, home: str | None) ->
     if live := [r.run_id for r in found if r.state == "running"]:
         raise RunLocked(f"{', '.join(live)}: still running; stop it first. Nothing was deleted")
     items = [f"{r.run_id}  {r.state}  {when(r.created)}  {r.name}" for r in found]
-    confirm(items, _question(found, folder_only), yes)
+    question = f"delete {counted(len(found), 'run')}, with all that is in its folder?"
+    if not folder_only:
+        also = "".join(f", also in {place}" for place in sorted({_option_of(at) for r in found for at in r.storages}))
+        question = f"delete {counted(len(found), 'run')}, with metrics, checkpoints and TensorBoard files{also}?"
+    confirm(items, question, yes)
     for r in found:
         storages = [_option_of(storage) for storage in r.storages]  # read before the record is deleted
         say(f"deleted {client.delete_run(r.run_id, home, folder_only=folder_only)}")
@@ -287,17 +257,6 @@ def rm(runs: tuple[str, ...], yes: bool, folder_only: bool, home: str | None) ->
                 note(f"its checkpoints and TensorBoard files stay in {storage}; to see them: {seen}")
             else:
                 say(f"deleted its checkpoints and TensorBoard files in {storage}")
-
-
-def _question(runs: list[Run], folder_only: bool) -> str:
-    what = these(len(runs), "run")
-    if folder_only:
-        return f"delete {what}, with all that is in its folder?"
-    storages = sorted({_option_of(storage) for r in runs for storage in r.storages})
-    also = ""
-    if storages:
-        also = f", also those in {' and '.join(storages)}"
-    return f"delete {what}, with metrics, checkpoints and TensorBoard files{also}?"
 
 
 def _option_of(storage: Any) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from det_core.cli._groups import Group
-from det_core.cli._options import check_file, config_option, json_option
+from det_core.cli._options import config_file_argument, config_option, json_option
 from det_core.cli._output import INVALID, Failure, note, print_json, print_table, say
-from det_core.cli.completion import complete_files
 
 _EXAMPLES = """\
 examples:
@@ -29,7 +28,7 @@ def command() -> None:
 
 
 @command.command(epilog=_EXAMPLES)
-@click.argument("config_file", metavar="CONFIG", callback=check_file, shell_complete=complete_files)
+@config_file_argument
 @config_option
 @json_option
 def preview(config_file: str, config: Sequence[str], as_json: bool) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import click
 
 from det_core.cli._groups import Group
 from det_core.cli._options import COUNT, SCRIPT_SETTINGS, json_option, script_argument
-from det_core.cli._output import note, print_json, print_table, say
+from det_core.cli._output import note, or_dash, print_json, print_rows, say
 from det_core.cli.completion import complete_chains
 from det_core.slurm._script import LAUNCHERS, MAX_JOBS, STOP_BEFORE
 
@@ -90,17 +91,11 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--max-jobs", type=COUNT, default=MAX_JOBS, metavar="N", help=f"Maximum jobs (default: {MAX_JOBS})."
         ),
         click.option("--chain", type=COUNT, default=0, metavar="N", help="Submit N jobs now, if nodes may not submit."),
-        script_argument(_check_script),
+        script_argument,
     ]
     for option in reversed(options):  # the last decorator's option is the first of the help
         function = option(function)
     return function
-
-
-def _check_script(ctx: click.Context, _param: click.Parameter, script: Sequence[str]) -> Sequence[str]:
-    if not script and not ctx.resilient_parsing:
-        raise ValueError("no command to run: det-core slurm submit --time 4:00:00 -- python train.py")
-    return script
 
 
 def _read_options(options: dict[str, Any]) -> JobOptions:
@@ -134,9 +129,7 @@ def submit(dry_run: bool, **options: Any) -> None:
         _print_batch_file(job)
         return
     chain = submit(_home(), job, list(options["env"]))
-    first, *others = chain.submitted
-    more = f" and {len(others)} more" if others else ""
-    say(f"submitted job {first}{more} ({chain.name})")
+    say(f"submitted job {', '.join(chain.submitted)} ({chain.name})")
     say(f"run {chain.run_id} in {chain.run_path}")
     say(f"log {chain.log(chain.submitted[0])}")
     say(f"to watch it: det-core slurm logs -f {chain.run_id}")
@@ -178,24 +171,17 @@ def list_chains(as_json: bool) -> None:
     if as_json:
         print_json(views)
         return
-    if not views:
-        note(f"no chains in {_home()}")
-        return
-    print_table(("RUN", "NAME", "STATE", "JOBS", "STEP", "CHECKPOINT", "TIME"), map(_row, views))
+    head = ("RUN", "NAME", "STATE", "JOBS", "STEP", "CHECKPOINT", "TIME")
+    print_rows(head, map(_row, views), empty=f"no chains in {_home()}")
     for view in views:
         if view["advice"]:
             note(view["advice"])
 
 
 def _row(view: dict[str, Any]) -> list[object]:
-    cells = {**view, "jobs": len(view["jobs"]), "seconds": _clock(view["seconds"])}
+    cells = {**view, "jobs": len(view["jobs"]), "seconds": timedelta(seconds=int(view["seconds"]))}
     shown = ("run_id", "name", "state", "jobs", "step", "checkpoint", "seconds")
-    return ["-" if cells[name] is None else cells[name] for name in shown]
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+    return [or_dash(cells[name]) for name in shown]
 
 
 @command.command()
@@ -225,5 +211,4 @@ def cancel(run: str, now: bool) -> None:
     running = cancel(chain, now=now)
     say(f"cancelled run {chain.run_id}")
     if running:
-        once = "" if now else " once the script has saved"
-        say(f"job {', '.join(running)} ends{once}; to watch it: det-core slurm logs -f {chain.run_id}")
+        say(f"job {', '.join(running)} ends; to watch it: det-core slurm logs -f {chain.run_id}")

@@ -32,6 +32,7 @@ from det_core.cli._output import (
     size,
     when,
 )
+from det_core.cli._views import line_text, print_line_as_json, print_trials, rank_trials, trial_json, trial_state
 
 if TYPE_CHECKING:
     from det_core.client import Master, Trial
@@ -59,16 +60,12 @@ def command() -> None:
 @on_master
 def list_trials(master: Master, experiment: int | str, as_json: bool) -> None:
     """List the trials of an experiment, the best first."""
-    from det_core.cli._views import print_trials, rank_trials, trial_json
-
     found = find_experiment(master, experiment)
     trials = rank_trials(found, found.trials())
     if as_json:
         print_json([trial_json(trial) for trial in trials])
-    elif trials:
-        print_trials(found, trials)
     else:
-        note(f"experiment {found.id} has no trials yet")
+        print_trials(found, trials)
 
 
 @command.command()
@@ -77,8 +74,6 @@ def list_trials(master: Master, experiment: int | str, as_json: bool) -> None:
 @on_master
 def describe(master: Master, trial: int, as_json: bool) -> None:
     """Describe one trial: state, hyperparameters, validations, checkpoints."""
-    from det_core.cli._views import trial_json
-
     found = find_trial(master, trial)
     checkpoints = [c for c in found.checkpoints() if c["state"] != "DELETED"]
     if as_json:
@@ -86,7 +81,7 @@ def describe(master: Master, trial: int, as_json: bool) -> None:
         views = [{key: c.get(key) for key in keys} | {"size": int(c["size"])} for c in checkpoints]
         print_json({**trial_json(found), "checkpoints": views})
         return
-    print_facts(_facts(found), width=18)
+    print_facts(_facts(found))
     if checkpoints:
         print("\ncheckpoints")
         rows = [(c["uuid"], c["steps_completed"], size(int(c["size"])), when(c["report_time"])) for c in checkpoints]
@@ -94,8 +89,6 @@ def describe(master: Master, trial: int, as_json: bool) -> None:
 
 
 def _facts(trial: Trial) -> Iterator[tuple[str, object]]:
-    from det_core.cli._views import trial_state
-
     record = trial.record
     state = trial_state(trial)
     if record.parked:
@@ -131,11 +124,12 @@ def logs(
     master: Master, trial: int, follow: bool, tail: int | None, level: str | None, rank: int | None, as_json: bool
 ) -> None:
     """Print the log of a trial."""
-    from det_core.cli._views import print_line
-
     found = find_trial(master, trial)
     for line in found.logs(follow=follow, tail=tail, level=level, rank=rank):
-        print_line(found, line, as_json=as_json, head=False)
+        if as_json:
+            print_line_as_json(found, line)
+        else:
+            print(line_text(line), flush=True)
 
 
 @command.command()
@@ -182,8 +176,6 @@ def _print_metrics(rows: list[dict[str, Any]], as_csv: bool) -> None:
 @on_master
 def kill(master: Master, trial: int, as_json: bool) -> None:
     """Kill a trial for good; the search goes on without it."""
-    from det_core.cli._views import trial_json
-
     found = find_trial(master, trial)
     found.kill()
     if as_json:

@@ -143,7 +143,7 @@ def test_script_that_cannot_be_compared_is_a_finding(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no command to check: det-core check-resume -- python train.py"),
+        ([], "no command to run: det-core check-resume -- python train.py"),
         (["--keep", ".", "--", "true"], "--keep .: expected a folder that does not exist yet"),
     ],
 )

@@ -50,7 +50,7 @@ def test_trial_that_resumes_exactly_is_equal_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["experiment", "create", "none.yaml"], "file not found: none.yaml"),
+        (["experiment", "create", "none.yaml"], "File 'none.yaml' does not exist"),
         (["e", "create", "walk.yaml", "--config", "searcher.name=nine"], "searcher.name"),
         (
             ["run", "--config", "searcher={name: random, metric: x, max_trials: 2}", "--", "true"],

@@ -123,4 +123,6 @@ def test_bare_runs_are_brought_to_a_master(person: Person) -> None:
     newest = json.loads(det_core("e", "describe", "latest", "--json").stdout)
     assert (newest["id"], newest["name"]) == (2, "true"), "it began last, whatever came here after it"
     described = det_core("e", "describe", "3").stdout
-    assert "search:       none; it is run by others" in described and "progress:     100%" in described
+    assert re.search(r"^search: +none; it is run by others$", described, re.M) and re.search(
+        "^progress: +100%$", described, re.M
+    )

@@ -55,7 +55,7 @@ def test_list(home: Path) -> None:
     assert rows[0]["path"] == str(home / "runs" / ids[2])
     assert len(det_core("runs", "list", "--limit", 1).stdout.splitlines()) == 2
     assert det_core("runs", "list", "--home", home / "else", "--json").stdout.strip() == "[]"
-    assert "'x' is not a number" in det_core("runs", "list", "--limit", "x", check=2).stderr
+    assert "'x' is not a valid integer" in det_core("runs", "list", "--limit", "x", check=2).stderr
 
 
 def test_control_characters_of_names_are_escaped_for_people(home: Path) -> None:
@@ -318,7 +318,7 @@ def test_rm_asks_on_a_terminal(home: Path, tmp_path: Path, answer: bytes, status
     finally:
         os.close(ours)
         os.close(theirs)
-    what = f"this run, with metrics, checkpoints and TensorBoard files, also those in {store.root}"
+    what = f"1 run, with metrics, checkpoints and TensorBoard files, also in {store.root}"
     assert f"delete {what}? [y/N] " in done.stdout
     assert (home / "runs" / run_id).exists() == bool(status)
     assert len(store.list()) == status

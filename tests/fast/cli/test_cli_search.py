@@ -165,7 +165,7 @@ def test_what_cannot_be_previewed_is_an_error(config: Any, capsys: pytest.Captur
 
 def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "preview", str(tmp_path / "none.yaml")]) == 2
-    assert capsys.readouterr().err == f"det-core: error: file not found: {tmp_path}/none.yaml\n"
+    assert f"File '{tmp_path}/none.yaml' does not exist" in capsys.readouterr().err
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [1")
     assert main(["search", "preview", str(broken)]) == 2

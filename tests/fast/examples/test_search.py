@@ -72,7 +72,7 @@ def followed(person: Person, config: str, folder: str, trials: int) -> Any:
     done = person.types("det-core", "experiment", "create", config, folder, "--follow")
     assert re.search(rf"^experiment (\d+) \(\S+\): COMPLETED, {trials} trials in ", done.stdout, re.M), done.stdout
     best = re.search(r"^best trial: (\d+), accuracy (\S+) at step (\d+): \S+", done.stdout, re.M)
-    checkpoint = re.search(r"^(?:its checkpoint|best checkpoint \(trial \d+, step (\d+)\)): \S+$", done.stdout, re.M)
+    checkpoint = re.search(r"^best checkpoint \(trial \d+, step (\d+)\): \S+$", done.stdout, re.M)
     command = re.search(r"^to download it: (det-core experiment download-checkpoint \d+) DIR$", done.stdout, re.M)
     assert best and checkpoint and command, done.stdout
     told = person.reads("experiment", "describe", "latest")

@@ -119,7 +119,7 @@ def test_golden_checkpoints_in_directories_are_intact(golden: dict[str, Any], tm
         if shown["storage"] is None:
             assert shown["checkpoints"]
             assert_whole(shown["run_id"], shown, tmp_path / shown["name"])
-    assert det_core("checkpoint", "verify", "--all", "--run", id_of("counted-by-2")).count("whole") == 4
+    assert det_core("checkpoint", "verify", "--all", "--run", id_of("counted-by-2")).count("complete: ") == 4
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
