@@ -1,4 +1,4 @@
-"""What the master answers when it refuses, each with the HTTP status and code of the wire contract (§2.2).
+"""Refusals of the master, each with the HTTP status and code of the wire contract (§2.2).
 
 ::
 

@@ -16,7 +16,7 @@ from det_core.master.service import _allocations
 
 routes = Routes("allocations")
 PAUSE = 2.0
-"""Seconds until an allocation that has ended hears so again, lest what asks for it spins."""
+"""Time before a poll of an allocation that has ended is answered, in seconds: a script must not spin."""
 
 
 @routes.trial.get("/allocations/{allocation_id}/signals/preemption")
@@ -26,7 +26,7 @@ async def preemption(
     pending: ThePendingRequests,
     timeout_seconds: Annotated[float, Query(ge=0)] = LONGEST_WAIT,
 ) -> Response:
-    """Whether the allocation is to save and stop: as soon as it is, or after that time (at most a minute)."""
+    """Answer whether the allocation must save and stop: once it must, or after the timeout (at most a minute)."""
     timeout = min(timeout_seconds, LONGEST_WAIT)
     try:
         preempt = await pending.wait(_poll(service, allocation_id, timeout))
@@ -45,14 +45,14 @@ async def _poll(service: TheService, allocation_id: str, timeout: float) -> bool
 
 @routes.trial.post("/allocations/{allocation_id}/signals/ack_preemption")
 async def ack_preemption(allocation_id: str, service: TheService) -> Response:
-    """The process has noticed, is saving, and will exit."""
+    """Acknowledge a preemption: the process is saving, and will exit."""
     await _allocations.acknowledge(service, allocation_id)
     return done()
 
 
 @routes.trial.post("/allocations/{allocation_id}/signals/pending_preemption")
 async def pending_preemption(allocation_id: str, service: TheService) -> Response:
-    """Whoever lent the machine wants it back."""
+    """Preempt the allocation, because its machine is taken back."""
     await _allocations.pending(service, allocation_id)
     return done()
 

@@ -48,20 +48,20 @@ class CheckpointReport(Body):
 
 
 class Remaining(Body):
-    """What is left of a checkpoint: files and their sizes."""
+    """Remaining files of a checkpoint, and their sizes."""
 
     resources: dict[str, Size] = Field(default_factory=dict)
 
 
 class CheckpointPatch(Body):
-    """A checkpoint, and what is left of it."""
+    """A checkpoint, and its remaining files."""
 
     uuid: str
     resources: Remaining | None = None
 
 
 class PatchCheckpointsRequest(Body):
-    """What is left of some checkpoints."""
+    """Remaining files of some checkpoints."""
 
     checkpoints: list[CheckpointPatch] = Field(default_factory=list)
 
@@ -124,7 +124,7 @@ async def get_checkpoint(uuid: str, service: TheService, caller: TheCaller) -> R
 
 
 async def _check_readable(view: CheckpointView, service: TheService, caller: Caller) -> None:
-    """A trial may read the checkpoints of its experiment, and the one that it was warm-started from."""
+    """Let a trial read the checkpoints of its experiment, and the one that it was warm-started from."""
     try:
         caller.check(experiment_id=view.experiment_id)
     except Forbidden:

@@ -109,13 +109,13 @@ class ContinueRequest(Body):
 
 
 class Resources(Body):
-    """What of ``resources`` can be changed later."""
+    """Part of ``resources`` that can be changed later."""
 
     priority: Annotated[int, Field(ge=1, le=99)] | None = None
 
 
 class KeptCheckpoints(Body):
-    """How many checkpoints stay when the experiment has ended."""
+    """Numbers of checkpoints that stay when the experiment has ended."""
 
     save_experiment_best: Annotated[int, Field(ge=0)] | None = None
     save_trial_best: Annotated[int, Field(ge=0)] | None = None
@@ -123,7 +123,7 @@ class KeptCheckpoints(Body):
 
 
 class PatchExperimentRequest(Body):
-    """What is to change."""
+    """Changes of an experiment."""
 
     name: str | None = None
     description: str | None = None
@@ -154,7 +154,7 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService) 
 
 @routes.user.put("/experiments/by-external-id/{external_id:anything}")
 async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService) -> Response:
-    """The experiment of that external id, created if there is none."""
+    """Answer the experiment with this external ID, created if there is none."""
     created = await _create.put_experiment(
         service, external_id, body.config, unmanaged=body.unmanaged, start_time=body.start_time
     )
@@ -186,7 +186,7 @@ async def list_experiments(
 
 @routes.trial.get("/experiments/{experiment_id}")
 async def get_experiment(experiment_id: ExperimentId, service: TheService) -> Response:
-    """One experiment."""
+    """Answer one experiment."""
     view = await _queries.experiment(service, experiment_id)
     return answer(shapes.experiment_reply(view))
 
@@ -214,19 +214,19 @@ async def list_trials(
 
 @routes.trial.get("/experiments/{experiment_id}/searcher/best_searcher_validation_metric")
 async def best_metric(experiment_id: ExperimentId, service: TheService) -> Response:
-    """The best value of the searched metric; 404 as long as there is none."""
+    """Answer the best value of the searched metric; 404 as long as there is none."""
     return answer({"metric": await _queries.best_validation(service, experiment_id)})
 
 
 @routes.trial.get("/experiments/{experiment_id}/model_def")
 async def model_def(experiment_id: ExperimentId, service: TheService) -> Response:
-    """The context directory of an experiment."""
+    """Answer the context directory of an experiment."""
     return answer_archive(await _queries.context(service, experiment_id))
 
 
 @routes.trial.get("/tasks/{task_id}/context_directory")
 async def context_directory(task_id: str, service: TheService) -> Response:
-    """The context directory of a task."""
+    """Answer the context directory of a task."""
     return answer_archive(await _queries.task_context(service, task_id))
 
 
@@ -284,7 +284,7 @@ async def wait_experiment(
     pending: ThePendingRequests,
     timeout_seconds: Annotated[float, Query(ge=0)] = LONGEST_WAIT,
 ) -> Response:
-    """The experiment once it has ended, or as it is after that time (at most a minute)."""
+    """Answer the experiment once it has ended, or after the timeout (at most a minute)."""
     work = _queries.wait(service, experiment_id, min(timeout_seconds, LONGEST_WAIT))
     view = await pending.wait(work)
     return answer(shapes.experiment_reply(view))
@@ -292,30 +292,30 @@ async def wait_experiment(
 
 @routes.trial.get("/experiments/{experiment_id}/search")
 async def search(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Where the search stands: rungs, and how much has been decided."""
+    """Answer the state of the search: rungs, and how much has been decided."""
     return answer({"search": encode(await _queries.search(service, experiment_id))})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_trial")
 async def best_trial(experiment_id: ExperimentId, service: TheService) -> Response:
-    """The trial with the best searched metric."""
+    """Answer the trial with the best searched metric."""
     view = await _queries.best_trial(service, experiment_id)
     return answer({} if view is None else {"trial": shapes.trial(view)})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_checkpoint")
 async def best_checkpoint(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Of the checkpoints still there, that with the best searched metric at its step."""
+    """Answer the checkpoint with the best searched metric at its step, of those that are not deleted."""
     view = await _checkpoints.best(service, experiment_id)
     return answer({} if view is None else {"checkpoint": encode(view)})
 
 
 def _packed(files: Sequence[FileEntry], b64_tgz: str | None) -> bytes | None:
-    """The context directory as an archive that can be unpacked; None without one. Takes a while if it is large.
+    """Return the context directory as a checked archive, or None without one. Slow if it is large.
 
     Raises:
-        Invalid: it came in both forms; or something in it is not allowed, and the message names that.
-        TooMuch: it is too large, packed or unpacked.
+        Invalid: If it came in both forms, or contains something that is not allowed.
+        TooMuch: If it is too large, packed or unpacked.
     """
     if b64_tgz and files:
         raise Invalid("the context directory comes either as modelDefinition or as b64Tgz, not as both")

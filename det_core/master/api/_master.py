@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 routes = Routes("master")
 plain_routes = Routes("master", prefix="")
 _SALT = "GubPEmmotfiK9TMD6Zdw"
-"""What the contract's clients put before a password before they hash it (§2.3)."""
+"""Salt that clients put before a password before they hash it (§2.3)."""
 
 
 class LoginRequest(Body):
@@ -34,19 +34,19 @@ class LoginRequest(Body):
 
 @routes.open.get("/master")
 async def master(service: TheService) -> Response:
-    """What the master says of itself."""
+    """Answer the identity of the master."""
     return answer(_master_reply(_queries.master(service)))
 
 
 @routes.open.get("/master/telemetry")
 async def telemetry() -> Response:
-    """Whether anything is sent to anybody. It is not."""
+    """Answer that no telemetry is sent."""
     return answer({"enabled": False})
 
 
 @plain_routes.open.get("/info")
 async def info(service: TheService) -> Response:
-    """What the master says of itself, in an older form."""
+    """Answer the identity of the master in an older form."""
     view = _queries.master(service)
     return answer(
         {
@@ -62,13 +62,13 @@ async def info(service: TheService) -> Response:
 
 @routes.trial.get("/me")
 async def me(caller: TheCaller) -> Response:
-    """Who the caller is; a token that is not valid gets 401."""
+    """Answer the user of a valid token; any other token gets 401."""
     return answer({"user": _user(USER)})
 
 
 @routes.open.post("/auth/login")
 async def login(body: LoginRequest, authenticator: TheAuthenticator) -> Response:
-    """The token for a password, which is the token itself (in ``<home>/master/token``); any user name will do."""
+    """Answer the token for a password, which is the token (``<home>/master/token``), and for any user name."""
     token = authenticator.user_token
     wanted = hashlib.sha512((_SALT + token).encode()).hexdigest() if body.is_hashed else token
     if not is_same_secret(body.password, wanted):

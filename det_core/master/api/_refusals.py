@@ -1,4 +1,4 @@
-"""What goes wrong, as the wire contract's error bodies (§2.2)."""
+"""Error bodies of the wire contract (§2.2)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 413: 8, 501: 12, 503: 14}
 
 
 def refusal(path: str, status: int, code: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    """The answer that refuses a request.
+    """Return the answer that refuses a request.
 
     Args:
         path: of the request; those outside of ``/api`` have an error body of their own.
@@ -48,7 +48,7 @@ def refusal(path: str, status: int, code: int, text: str, headers: dict[str, str
 
 
 def refuse(path: str, error: MasterError) -> Response:
-    """The answer for one of the master's own errors."""
+    """Return the answer for one of the master's own errors."""
     headers = {"Retry-After": "1"} if isinstance(error, Stopping) else None
     return refusal(path, error.status, error.code, str(error), headers)
 
@@ -68,7 +68,7 @@ async def _of_master(request: Request, error: Exception) -> Response:
 
 
 async def _of_store(request: Request, error: Exception) -> Response:
-    """A contradiction to what is kept; or the database is in trouble, and nothing of the request was kept."""
+    """Answer 409 to a conflict with the record, and 503 if the database failed: then nothing was recorded."""
     if isinstance(error, StoreConflict):
         return refusal(request.url.path, 409, 6, str(error))
     LOG.error("%s %s: %s", request.method, request.url.path, error)
@@ -91,12 +91,12 @@ async def _of_http(request: Request, error: Exception) -> Response:
 
 
 async def _of_ours(request: Request, error: Exception) -> Response:
-    """A defect of ours; the log of the server gets the whole of it."""
+    """Answer 500 to a defect of the master; the server logs its traceback."""
     return refusal(request.url.path, 500, 13, f"the master failed: {type(error).__name__}: {error}")
 
 
 def explain(errors: Iterable[Any]) -> str:
-    """All that is wrong with a request, one mistake a line: where it stands, and what was expected."""
+    """List all mistakes of a request, one a line: where it is, and what was expected."""
     lines = [f"{_place(e['loc'])}: {_said(e)}" for e in errors]
     return "\n".join(dict.fromkeys(lines))
 

@@ -28,7 +28,7 @@ class PrepareRunRequest(Body):
 
 
 class Progress(Body):
-    """How far the trial is: units trained, or a fraction of the whole if ``is_raw``."""
+    """Progress of a trial: units trained, or a fraction of the whole if ``is_raw``."""
 
     progress: Number
     is_raw: bool = False
@@ -43,7 +43,7 @@ AnyProgress = Annotated[Annotated[Progress, Tag("object")] | Annotated[Number, T
 
 
 class StatusRequest(Body):
-    """What the trial does, in its own words."""
+    """Activity of a trial, in its own words."""
 
     state: str = ""
 
@@ -98,7 +98,7 @@ async def set_metadata(trial_id: TrialId, body: MetadataRequest, service: TheSer
 
 @routes.trial.get("/runs/{trial_id}/metadata")
 async def get_metadata(trial_id: TrialId, service: TheService) -> Response:
-    """A run's metadata; empty if nothing was set."""
+    """Answer the metadata of a run; empty if nothing was set."""
     return answer({"metadata": await _reports.get_metadata(service, trial_id)})
 
 
@@ -124,7 +124,7 @@ class CompleteOperationRequest(Body):
 
 @routes.trial.get("/trials/{trial_id}/searcher/operation")
 async def operation(trial_id: TrialId, service: TheService, caller: TheCaller, pending: ThePendingRequests) -> Response:
-    """How far the trial is to train; answered once its search has decided on the operation that it has completed."""
+    """Answer how far the trial is to train, once its search has decided on the operation that it has completed."""
     view = await pending.wait(_operations.current(service, trial_id, allocation_id=caller.allocation_id))
     operation = {"requestId": view["request_id"], "length": str(view["length"])}
     return answer({"op": {"validateAfter": operation}, "completed": view["completed"]})
@@ -134,14 +134,14 @@ async def operation(trial_id: TrialId, service: TheService, caller: TheCaller, p
 async def complete_operation(
     trial_id: TrialId, body: CompleteOperationRequest, service: TheService, caller: TheCaller
 ) -> Response:
-    """The operation is done. Saying it again changes nothing."""
+    """Complete an operation; a repeat changes nothing."""
     metric, length = body.searcher_metric, body.op.length
     await _operations.complete(service, trial_id, length, metric, allocation_id=caller.allocation_id)
     return done()
 
 
 class AlertData(Body):
-    """What is to be said."""
+    """Content of an alert."""
 
     title: str = ""
     description: str = ""
@@ -216,7 +216,7 @@ class PutTrialRequest(Body):
 
 
 class StartTrialRequest(Body):
-    """Whether a trial that was started before may go on."""
+    """Permission to resume a trial that was started before."""
 
     resume: bool = False
 
@@ -230,7 +230,7 @@ class PatchTrialRequest(Body):
 
 @routes.user.post("/trials")
 async def create_trial(body: CreateTrialRequest, service: TheService) -> Response:
-    """A new trial of an unmanaged experiment."""
+    """Create a trial of an unmanaged experiment."""
     _check(body)
     view = await _unmanaged.create_trial(service, body.experiment_id, body.hparams)
     return answer({"trial": shapes.trial(view)})
@@ -238,7 +238,7 @@ async def create_trial(body: CreateTrialRequest, service: TheService) -> Respons
 
 @routes.user.put("/trials")
 async def put_trial(body: PutTrialRequest, service: TheService) -> Response:
-    """The trial of that external id, created if there is none."""
+    """Answer the trial with this external ID, created if there is none."""
     wanted = body.create_trial_request
     _check(wanted)
     view = await _unmanaged.put_trial(
@@ -261,7 +261,7 @@ async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheSe
 
 @routes.user.patch("/trials/{trial_id}")
 async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService) -> Response:
-    """A sign of life of an unmanaged trial, and perhaps its new state."""
+    """Take a sign of life of an unmanaged trial, and perhaps its new state."""
     state = None if body.state is None else state_in(body.state)
     view = await _unmanaged.patch_trial(service, trial_id, state=state, end_time=body.end_time)
     return answer({"trial": shapes.trial(view)})

@@ -1,4 +1,4 @@
-"""What requests and replies are made of: the wire contract's JSON (§2.1, §2.2) as pydantic models."""
+"""Parts of requests and answers: the wire contract's JSON (§2.1, §2.2) as pydantic models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FLOATS = {"nan": "nan", "infinity": "inf", "-infinity": "-inf"}
 
 
 class Body(BaseModel):
-    """What a request says: camelCase or snake_case, unknown fields ignored, ``null`` as if it were absent."""
+    """Content of a request: camelCase or snake_case, unknown fields ignored, ``null`` as if it were absent."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 
@@ -108,7 +108,7 @@ NOTHING = b"{}"
 
 
 def done() -> Response:
-    """The answer that says no more than that it is done."""
+    """Return an empty answer: the request was carried out."""
     return Response(NOTHING, media_type="application/json")
 
 
@@ -159,5 +159,5 @@ ExperimentId = Annotated[int, Path(ge=0, le=INT32, description="The experiment's
 
 
 def state_in(state: str) -> str:
-    """A state without the prefix it travels with."""
+    """Return a state without its prefix on the wire."""
     return state.removeprefix("STATE_")

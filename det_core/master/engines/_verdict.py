@@ -17,7 +17,7 @@ _WARNED = (Cause.TAKEN, Cause.TIME, Cause.MEMORY)
 
 
 class Seen(NamedTuple):
-    """What an engine saw of an end, or of a start that failed."""
+    """Observation by an engine of an end, or of a start that failed."""
 
     cause: Cause
     detail: str

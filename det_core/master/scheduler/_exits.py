@@ -159,7 +159,7 @@ class TrialFacts:
     stopped: bool = False
     """Whether its search has stopped it, whatever it is doing."""
     signalled: bool = False
-    """Whether this allocation was told to stop: by pause, cancel, the scheduler or its search."""
+    """Whether this allocation was asked to stop: by pause, cancel, the scheduler or its search."""
     early_exit: str | None = None
     """Reason that the script gave for an early exit: ``INVALID_HP`` or ``USER_REQUESTED_STOP``."""
     failed: bool = False

@@ -64,7 +64,7 @@ class RunningAllocation:
     """IDs of its slots, where the pool has them."""
     priority: int = DEFAULT_PRIORITY
     ending: bool = False
-    """Whether it was told to stop, so that its slots will be free soon."""
+    """Whether it was asked to stop, so that its slots will be free soon."""
     queued: bool = False
     """Whether it queues in the cluster, so that nothing is lost when it is stopped."""
 
@@ -84,7 +84,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now."""
+    """Allocations to start and to stop now."""
 
     start: tuple[Placement, ...] = ()
     preempt: tuple[RunningAllocation, ...] = ()

@@ -143,7 +143,7 @@ def kill(service: ServiceState, tx: Transaction, allocation: LiveAllocation, rea
 def acknowledged(service: ServiceState, tx: Transaction, allocation: LiveAllocation) -> None:
     """Note that an allocation is about to exit.
 
-    One that has nothing left to do, or was told so, is held to it: what its search wants of it meanwhile is for its
+    One that has nothing left to do, or got that answer, is held to it: what its search wants of it meanwhile is for its
     next allocation, whose need does not count as a failure.
     """
     if not allocation.row.acked:

@@ -101,7 +101,7 @@ class _ReceivedEnds:
     over: bool
 
 
-def _heard(session: Session, experiment_id: int) -> _ReceivedEnds:
+def _received_ends(session: Session, experiment_id: int) -> _ReceivedEnds:
     rows = searcher_events.after(session, experiment_id)
     exited = frozenset(row.event["request_id"] for row in rows if row.event["kind"] == Exited.kind)
     return _ReceivedEnds(exited, any(a["kind"] == Shutdown.kind for row in rows for a in row.actions or ()))
@@ -109,11 +109,11 @@ def _heard(session: Session, experiment_id: int) -> _ReceivedEnds:
 
 def _reopen_some(session: Session, experiment_id: int) -> None:
     """Revive the trials that have something left to train."""
-    heard = _heard(session, experiment_id)
+    received = _received_ends(session, experiment_id)
     given = trials.current_operations(session, models.Trial.experiment_id == experiment_id)
-    some = not heard.over
+    some = not received.over
     for trial in trials.of_experiment(session, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
-        seen = heard.over or trial.request_id in heard.exited
+        seen = received.over or trial.request_id in received.exited
         last = given.get(trial.id)
         if seen and last is not None and last.completed:
             continue

@@ -206,8 +206,8 @@ def _allocation(service: ServiceState, row: models.Allocation, before: LiveAlloc
 def _may_be_idle(trial: LiveTrial) -> bool:
     """Return whether an earlier master may have answered a trial's allocation that nothing is left to do.
 
-    It did not live to hear the acknowledgement, and what it has told is not kept. It cannot have said so of a trial
-    whose first operation is still its only one, and is not done.
+    It died before the acknowledgement, and such answers are not recorded. It cannot have given one for a trial whose
+    first operation is still its only one, and is not done.
     """
     return len(trial.operations) > 1 or trial.completed
 

@@ -62,7 +62,7 @@ class LiveAllocation:
         trial: the trial that runs in it.
         launch: how it is started.
         is_preempted: whether its preemption is recorded, so that its processes may learn it.
-        idle: whether it was told that there is nothing left to do.
+        idle: whether it has got the answer that nothing is left to do.
     """
 
     row: models.Allocation
@@ -83,7 +83,7 @@ class LiveAllocation:
 
     @property
     def phase(self) -> Phase:
-        """How far it got."""
+        """Steps and checkpoint that it has reached."""
         return Phase.RUNNING if self.ready else self.launch.phase
 
     @property

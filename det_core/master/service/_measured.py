@@ -33,7 +33,7 @@ class Measured:
         names: of those that trials report.
         first: trial -> the step of its first validation that was seen.
         known: whether some validation had the metric.
-        warning: what was said because none has.
+        warning: warning given because none has.
     """
 
     metric: str

@@ -1,4 +1,4 @@
-"""What trials report: journals, metrics, status, log lines. What of it decides anything is in ``_facts``."""
+"""Reports of trials: journals, metrics, status, log lines. Those that decide something go to ``_facts``."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def left_behind(
 ) -> None:
     """Take records that a dead process left in its journal, and pass over those whose content cannot be taken.
 
-    What is passed over is written to the trial's log, whole: its process is not there to be told.
+    What is passed over is written to the trial's log, whole: its process is dead, and gets no answer.
 
     Raises:
         Exception: If our database, disk or network failed. The same records may be given again.

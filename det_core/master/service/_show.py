@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from det_core.master.store.validations import BestTrial
 
 NO_METRIC = "unmanaged"
-"""What stands for the metric in the configuration of an experiment that has none (§9)."""
+"""Metric in the configuration of an experiment that has none (§9)."""
 SHOWN_AT_ONCE = 500
 """Trials whose operations, checkpoints and validations are looked up by one statement each."""
 _T = METADATA.tables["trials"].c
@@ -38,7 +38,7 @@ class ExperimentSnapshot:
 
     Attributes:
         progress: Fraction of its search that is done; None without a search.
-        stop_by: Times at which allocations that were told to stop are killed.
+        stop_by: Times at which allocations that were asked to stop are killed.
         remarks: What there is to say of it.
     """
 

@@ -185,7 +185,7 @@ async def _apply(service: ServiceState, trial: models.Trial, record: Mapping[str
         metadata = validate_metadata(body["metadata"])
         await service.store.write(lambda session: trials.set_metadata(session, trial.id, metadata))
     else:
-        # A checkpoint that was deleted before this master heard of it is not recorded here.
+        # A checkpoint that was deleted before this master knew it is not recorded here.
         with suppress(NotFound):
             await _checkpoints.patch(service, [(str(body["storage_id"]), dict(body["resources"]))])
 

@@ -88,7 +88,7 @@ class BestTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """What a trial's row says of its reports.
+    """Columns of a trial that summarize its reports.
 
     Attributes:
         steps: Largest step that counts; 0 if there is none.

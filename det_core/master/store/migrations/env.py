@@ -1,4 +1,4 @@
-"""What alembic runs: the steps, on the connection of the store that is being opened."""
+"""Program of alembic: the steps, on the connection of the store that is being opened."""
 
 from alembic import context
 
