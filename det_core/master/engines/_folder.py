@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -157,6 +157,17 @@ class AllocationFolder:
                 _delete(Path(entry.path))
             else:
                 os.unlink(entry.path)
+
+
+def delete_folders(allocations: Path, task_ids: Collection[str]) -> None:
+    """Delete the folders of all allocations of tasks.
+
+    Raises:
+        OSError: If one cannot be deleted.
+    """
+    for entry in _entries(allocations):
+        if entry.name.rpartition(".")[0] in task_ids:
+            _delete(Path(entry.path))
 
 
 def _entries(path: Path) -> list[os.DirEntry[str]]:

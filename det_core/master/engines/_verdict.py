@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._log_file import last_lines
+from det_core.master.engines._logs import last_lines
 from det_core.master.engines._protocol import ExitReport
 from det_core.master.scheduler import Cause
 

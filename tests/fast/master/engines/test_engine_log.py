@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core.master.engines._log_file import EVERY_LINE, Budget, LineFilter, LogFile, LogLine, last_lines
+from det_core.master.engines._logs import EVERY_LINE, Entry, LineFilter, LogFile, LogLine, last_lines
 from det_core.master.engines._supervisor._log import (
     MAX_LINE_BYTES,
     LogWriter,
@@ -34,8 +35,14 @@ def write(directory: Path, chunks: list[tuple[str, bytes]], **limits: int) -> No
     assert log.lost == 0
 
 
+def lines_of(entries: Iterable[Entry]) -> list[tuple[Entry, LogLine]]:
+    """Return the lines with their places, without the blocks."""
+    return [(entry, entry.line) for entry in entries if entry.line is not None]
+
+
 def read_all(directory: Path, offset: int = 0, choice: LineFilter = EVERY_LINE) -> list[LogLine]:
-    return [entry.line for log in LogFile.find(directory) for entry in log.forward(offset, choice, Budget(1 << 40), {})]
+    logs = LogFile.find(directory)
+    return [line for log in logs for _, line in lines_of(log.forward(offset, choice))]
 
 
 def texts(directory: Path, offset: int = 0) -> list[tuple[str, str]]:
@@ -71,11 +78,11 @@ def test_log_in_segments_reads_on_from_any_line_in_both_directions(
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), chunks, segment_bytes=segment_bytes)
         for log in LogFile.find(Path(folder)):
-            whole = list(log.forward(0, EVERY_LINE, Budget(1 << 20), {}))
-            assert [entry.end for entry in whole] == [*[e.begin for e in whole[1:]], log.length][: len(whole)]
-            for index, entry in enumerate(whole):
-                assert list(log.forward(entry.begin, EVERY_LINE, Budget(1 << 20), {})) == whole[index:]
-                assert list(log.backward(entry.begin, EVERY_LINE, Budget(1 << 20), {}))[::-1] == whole[:index]
+            whole = lines_of(log.forward(0, EVERY_LINE))
+            assert [entry.end for entry, _ in whole] == [*[e.begin for e, _ in whole[1:]], log.length][: len(whole)]
+            for index, (entry, _) in enumerate(whole):
+                assert lines_of(log.forward(entry.begin, EVERY_LINE)) == whole[index:]
+                assert lines_of(log.backward(entry.begin, EVERY_LINE))[::-1] == whole[:index]
                 assert log.after(entry.begin) == entry.end
 
 
@@ -87,17 +94,18 @@ def test_middle_of_a_long_log_is_deleted_and_noted(tmp_path: Path) -> None:
             assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 120_000
     log.close()
     (file,) = LogFile.find(tmp_path)
-    whole = list(file.forward(0, EVERY_LINE, Budget(1 << 30), {}))
-    numbers = [entry.line.text for entry in whole]
+    whole = lines_of(file.forward(0, EVERY_LINE))
+    numbers = [line.text for _, line in whole]
     (gap,) = [index for index, text in enumerate(numbers) if not text.startswith("line ")]
-    assert numbers[gap].startswith(f"{whole[gap].end - whole[gap].begin} bytes of this log were deleted here")
+    before, note = whole[gap - 1][0], whole[gap][0]
+    assert numbers[gap].startswith(f"{note.end - before.end} bytes of this log were deleted here")
     assert numbers[:gap] == [f"line {n}" for n in range(gap)] and gap > 1000
     assert numbers[gap + 1 :] == [f"line {n}" for n in range(20_000 - len(numbers) + gap + 1, 20_000)]
-    assert list(file.backward(file.length, EVERY_LINE, Budget(1 << 30), {}))[::-1] == whole
-    assert file.after(whole[gap].begin) == whole[gap].end
-    rest = next(file.forward(whole[gap].end - 5, EVERY_LINE, Budget(1), {}))
-    assert rest.line.text.startswith("5 bytes")
-    assert file.length == whole[-1].end > 400_000
+    assert lines_of(file.backward(file.length, EVERY_LINE))[::-1] == whole
+    assert file.length == whole[-1][0].end > 400_000
+    assert file.after(note.begin) == note.end, "the note is not read twice"
+    for lost in (before.end, before.end + 100, note.end - 20):
+        assert lines_of(file.forward(file.after(lost), EVERY_LINE)) == whole[gap:], "it follows on lines that were read"
 
 
 def test_progress_bar_is_written_once_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +193,7 @@ def test_rank_and_level_at_the_start_of_a_line_are_taken_out(
     (line,) = read_all(tmp_path)
     assert (line.rank, line.level, line.text) == (rank, level, rest)
     for choice in [LineFilter(lowest) for lowest in ("DEBUG", "INFO", "WARNING", "CRITICAL")] + [LineFilter(rank=2)]:
-        assert read_all(tmp_path, choice=choice) == [line] * choice.accepts(line)
+        assert read_all(tmp_path, choice=choice) == [line] * choice.accepts(line.rank, line.level)
 
 
 def test_line_of_a_time_is_found(tmp_path: Path) -> None:
@@ -197,8 +205,8 @@ def test_line_of_a_time_is_found(tmp_path: Path) -> None:
         start += len(data)
     (log,) = LogFile.find(tmp_path)
     for time in (-1.0, 0.0, 0.5, 29_999.5, 30_000.0, 41_234.0, 99_999.0):
-        first = next(log.forward(log.offset_at(time), EVERY_LINE, Budget(1), {}))
-        assert first.line.time == max(-(-time // 1), 0.0)
+        first = next(log.forward(log.offset_at(time), EVERY_LINE))
+        assert first.time == max(-(-time // 1), 0.0)
     assert log.offset_at(1e9) == log.length
 
 
