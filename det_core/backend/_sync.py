@@ -61,7 +61,7 @@ def sync_run(
     *,
     cert_file: str | None = None,
     cert_name: str | None = None,
-    patience: float = 60.0,
+    timeout: float = 60.0,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> Synced:
     """Send a run that has ended to a master. A second call sends the rest, or what was added by a resume.
@@ -72,7 +72,7 @@ def sync_run(
         token: Token of the user there.
         cert_file: Certificates to trust, or ``noverify``.
         cert_name: Name in the master's certificate.
-        patience: Time during which a request that is not answered is sent again, in seconds.
+        timeout: Time during which a request that is not answered is sent again, in seconds.
         on_bytes: Called with the number of bytes of the journal that have arrived since the last call.
 
     Raises:
@@ -80,19 +80,19 @@ def sync_run(
         RunError: If a process is writing the run.
         MasterError: If the master is not of det_core, does not answer, or takes nothing from here.
     """
-    if not open_cursors(Path(folder)):
+    if not open_cursors(folder):
         raise RunNotFound(f"no reports of a run in {folder}")
-    if RunSummary(Path(folder)).live:
-        raise RunError(f"cannot sync {Path(folder).name}: it is running; sync it after its end")
+    if RunSummary(folder).live:
+        raise RunError(f"cannot sync {folder.name}: it is running; sync it after its end")
     session = MasterSession(
-        canonical_url(url), user_token=token, cert_file=cert_file, cert_name=cert_name, timeout=patience
+        canonical_url(url), user_token=token, cert_file=cert_file, cert_name=cert_name, timeout=timeout
     )
     try:
         master = get_master_info(session)
         if not master.is_det_core:
             raise MasterError(f"cannot sync to {session.url}: not a det_core master: runs stay on disk for one")
-        sync = _Sync(Path(folder), session, master, on_bytes)
-        if (Path(folder) / TASK).exists():
+        sync = _Sync(folder, session, master, on_bytes)
+        if (folder / TASK).exists():
             return sync.send_rest()
         return sync.send_bare_run()
     finally:
@@ -148,14 +148,15 @@ class _Sync:
     def send_bare_run(self) -> Synced:
         """Send a bare run as an unmanaged trial."""
         run = RunSummary(self._folder)
-        experiment_id = self._experiment(run)
-        trial_id = self._trial(run, experiment_id)
+        experiment_id, trial_id = self._register(run)
         to = f"{self._master.cluster_id or self._session.url} {trial_id}"
         cursors = open_cursors(self._folder, name="synced", to=to)
         numbers = _read_positions(self._folder / POSITIONS, to)
         for restart in sorted({cursor.restart for cursor in cursors}):
             if str(restart) not in numbers:
-                numbers[str(restart)] = self._start(trial_id)
+                start = {"trialId": trial_id, "resume": True}
+                answer = self._session.call("POST", f"/api/v1/trials/{trial_id}/start", start)
+                numbers[str(restart)] = int(answer["trialRunId"])
                 # Kept at once: to start it again would make another run of the trial.
                 write_atomic(self._folder / POSITIONS, json.dumps({"to": to, "runs": numbers}).encode())
             own = [cursor for cursor in cursors if cursor.restart == restart]
@@ -181,22 +182,20 @@ class _Sync:
         self._records += len(lines)
         self._on_bytes(cursor.offset - before)
 
-    def _experiment(self, run: RunSummary) -> int:
+    def _register(self, run: RunSummary) -> tuple[int, int]:
+        """Return the IDs of the experiment and the trial of a bare run, which exist from the first call on."""
+        start = {}
+        if run.created:
+            start["startTime"] = _clock.iso(run.created)
         config: dict[str, Any] = {"name": run.name or run.run_id, "searcher": SEARCHER}
         if argv := run.argv:
             config["description"] = " ".join(argv)[:MAX_DESCRIPTION]
-        body = {"config": json.dumps(config), "unmanaged": True, **_start_time(run)}
+        body: dict[str, Any] = {"config": json.dumps(config), "unmanaged": True, **start}
         route = f"/api/v1/experiments/by-external-id/{quote(run.run_id, safe='')}"
-        return int(self._session.call("PUT", route, body)["experiment"]["id"])
-
-    def _trial(self, run: RunSummary, experiment_id: int) -> int:
+        experiment_id = int(self._session.call("PUT", route, body)["experiment"]["id"])
         request = {"experimentId": experiment_id, "hparams": {}, "unmanaged": True}
-        body = {"createTrialRequest": request, "externalTrialId": run.run_id, **_start_time(run)}
-        return int(self._session.call("PUT", "/api/v1/trials", body)["trial"]["id"])
-
-    def _start(self, trial_id: int) -> int:
-        body = {"trialId": trial_id, "resume": True}
-        return int(self._session.call("POST", f"/api/v1/trials/{trial_id}/start", body)["trialRunId"])
+        body = {"createTrialRequest": request, "externalTrialId": run.run_id, **start}
+        return experiment_id, int(self._session.call("PUT", "/api/v1/trials", body)["trial"]["id"])
 
     def _storage(self, trial_id: int, restart: int) -> int | None:
         """Return the master's number of the storage in which this restart has its checkpoints."""
@@ -212,18 +211,10 @@ class _Sync:
         return Synced(experiment_id, trial_id, self._records, errors, state)
 
 
-def _start_time(run: RunSummary) -> dict[str, str]:
-    if not run.created:
-        return {}
-    return {"startTime": _clock.iso(run.created)}
-
-
 def _read_positions(path: Path, to: str) -> dict[str, int]:
     """Return the number of the trial's run for each restart that was sent to this trial."""
     try:
         record = json.loads(path.read_bytes())
-        if record["to"] == to:
-            return {str(restart): int(number) for restart, number in record["runs"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # none yet, or damaged: then the restarts are sent as further runs
-    return {}
+    except (OSError, ValueError):
+        return {}  # none yet, or damaged: then the restarts are sent as further runs
+    return dict(record["runs"]) if record["to"] == to else {}

@@ -142,35 +142,25 @@ def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) ->
         status = process.poll()
         # Looked at once more: it may have begun to listen, and been stopped, since.
         if status is not None and (record := living(folder)) is None:
-            raise MasterUnreachable(f"the master of {home} {_describe_end(log, log_start, status)}")
+            raise MasterUnreachable(f"the master of {home} {_describe_failure(log, log_start, status)}")
         if monotonic() > deadline:
             process.terminate()
-            raise MasterUnreachable(f"the master of {home} does not answer:\n{_indent(_last_lines(log, log_start))}")
+            raise MasterUnreachable(f"the master of {home} {_describe_failure(log, log_start, None)}")
         time.sleep(POLL_INTERVAL)
     # It outlives this process: without a status, its destructor would warn of a child that still runs.
     process.returncode = 0
     return record
 
 
-def _describe_end(log: Path, log_start: int, status: int) -> str:
-    """Return how a master ended before it began to listen: by its own reason, if it gave one."""
-    lines = _last_lines(log, log_start)
-    _, is_refusal, reason = lines[-1].partition(_REFUSAL)
+def _describe_failure(log: Path, log_start: int, status: int | None) -> str:
+    """Return why a master did not begin to listen: its own reason, if it gave one, else the end of its log."""
+    with open(log, "rb") as file:
+        file.seek(log_start)
+        lines = file.read().decode(errors="replace").splitlines()[-MAX_LOG_LINES:]
+    _, is_refusal, reason = "".join(lines[-1:]).partition(_REFUSAL)
     if is_refusal:
         return f"cannot start: {reason}"
-    return f"ended at once (exit status {status}):\n{_indent(lines)}"
-
-
-def _last_lines(log: Path, log_start: int) -> list[str]:
-    """Return the last lines that this start has written, for an error; at least one."""
-    try:
-        with open(log, "rb") as file:
-            file.seek(log_start)
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError as e:
-        lines = [f"({log} cannot be read: {e.strerror})"]
-    return lines[-MAX_LOG_LINES:] or [f"(nothing in {log})"]
-
-
-def _indent(lines: list[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines)
+    problem = "does not answer"
+    if status is not None:
+        problem = f"ended at once (exit status {status})"
+    return "\n  ".join([f"{problem}; the end of {log}:", *lines])

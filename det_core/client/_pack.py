@@ -7,6 +7,8 @@ import logging
 import stat
 import tarfile
 from base64 import b64encode
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from det_core._walk import walk
@@ -35,11 +37,12 @@ def pack(folder: Path | str, home: Path | None = None) -> str:
         if root.exists():
             raise ValueError(f"the context {root} is not a directory")
         raise ValueError(f"directory not found: {root}")
-    total = 0
+    entries = list(walk(root, home, skipped=_warn))
+    _check_size(root, {path: entry.stat().st_size for path, entry in entries if entry.is_file()})
     packed = io.BytesIO()
     # PAX, as the older formats end at paths of 256 bytes and files of 8 GiB.
     with tarfile.open(fileobj=packed, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=4) as tar:
-        for path, entry in walk(root, home, skipped=_warn):
+        for path, entry in entries:
             status = entry.stat()
             member = tarfile.TarInfo(path)
             member.mode = stat.S_IMODE(status.st_mode)
@@ -48,9 +51,6 @@ def pack(folder: Path | str, home: Path | None = None) -> str:
                 member.type = tarfile.DIRTYPE
                 tar.addfile(member)
                 continue
-            total += status.st_size
-            if total > MAX_BYTES:
-                raise ValueError(_too_large(root, home))
             content = Path(entry.path).read_bytes()
             # Not the size of before: a file that grows meanwhile would shift all that follows in the archive.
             member.size = len(content)
@@ -62,16 +62,15 @@ def _warn(path: str, reason: str) -> None:
     logger.warning("leaving %r out of the context: %s", path, reason)
 
 
-def _too_large(root: Path, home: Path | None) -> str:
-    sizes: dict[str, int] = {}
-    for path, entry in walk(root, home):
-        if entry.is_file():
-            top = path.partition("/")[0]
-            sizes[top] = sizes.get(top, 0) + entry.stat().st_size
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    parts = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
-    return (
-        f"the context {root} holds {sum(sizes.values()) / 1e6:.0f} MB, and may hold {MAX_BYTES / 1e6:.0f} MB; the most "
-        f"is in {parts}: name what the trials do not need in {root / '.detignore'}, one pattern a line, as in "
-        ".gitignore"
+def _check_size(root: Path, sizes: Mapping[str, int]) -> None:
+    total = sum(sizes.values())
+    if total <= MAX_BYTES:
+        return
+    tops: Counter[str] = Counter()
+    for path, size in sizes.items():
+        tops[path.partition("/")[0]] += size
+    parts = ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in tops.most_common(3))
+    raise ValueError(
+        f"the context {root} holds {total / 1e6:.0f} MB, and may hold {MAX_BYTES / 1e6:.0f} MB; the most is in "
+        f"{parts}: name what the trials do not need in {root / '.detignore'}, one pattern a line, as in .gitignore"
     )

@@ -1,14 +1,11 @@
-"""The conformance suite for backends: run on ours, and shown to find one that is wrong."""
+"""The contract of backends, run on each of ours."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from det_core.backend import LocalBackend
 from det_core.backend._master import MasterInfo, get_master_info
@@ -115,39 +112,3 @@ class TestScripted(BackendSuite):
         journal.metrics = best  # type: ignore[method-assign]
         yield BackendCase(backend, journal, backend.preempt)
         journal.close()
-
-
-class Broken(ScriptedBackend):
-    """Backend of the same operation for ever, which merges metadata and lets whoever waits wait."""
-
-    def complete_operation(self, length: int, searcher_metric: Any) -> None:
-        pass
-
-    def set_metadata(self, metadata: Any) -> dict[str, Any]:
-        self.metadata = {**self.metadata, **metadata}
-        return self.metadata
-
-
-class SuiteOfBroken(BackendSuite):
-    @contextmanager
-    def opened(self, folder: Path, lengths: Sequence[int]) -> Iterator[BackendCase]:
-        journal = Journal(folder, run_id="run", restart=0, rank=0)
-        try:
-            yield BackendCase(Broken(lengths), journal)
-        finally:
-            journal.close()
-
-
-@pytest.mark.parametrize("name", [n for n, _ in inspect.getmembers(BackendSuite) if n.startswith("test_")])
-def test_a_broken_backend_is_found_out(name: str, tmp_path: Path) -> None:
-    wrong = {
-        "test_operations_come_until_each_was_completed",
-        "test_a_question_comes_after_the_reports_before_it",
-        "test_metadata_is_what_was_set_last",
-    }
-    try:
-        getattr(SuiteOfBroken(), name)(tmp_path)
-    except AssertionError:
-        assert name in wrong
-    else:
-        assert name not in wrong

@@ -80,7 +80,7 @@ def test_interrupted_anywhere_it_is_carried_on(master: Running, home: Path) -> N
             for fault in (LOST, RESET):
                 proxy.begin(lambda n, request, at=number, how=fault: how if n == at else None)  # type: ignore[misc]
                 try:
-                    sync_run(folder, proxy.url, TOKEN, patience=0)
+                    sync_run(folder, proxy.url, TOKEN, timeout=0)
                 except MasterUnreachable:
                     continue
         done = sync_run(folder, proxy.url, TOKEN)
