@@ -111,7 +111,9 @@ class RestBackend(Backend):
                 length = ((answer.get("op") or {}).get("validateAfter") or {}).get("length")
                 if length is None:
                     raise MasterError(f"the master's answer to GET {route} holds no operation: {answer}")
-                return None if answer.get("completed") else int(length)
+                if answer.get("completed"):
+                    return None
+                return int(length)
         configured = self._configured_length()
         if self._reached >= configured:
             return None
@@ -215,7 +217,9 @@ class RestBackend(Backend):
             logger.warning("the metadata of checkpoint %s is read from its store: %s", storage_id, e)
             return None
         checkpoint = answer.get("checkpoint")
-        return dict(checkpoint.get("metadata") or {}) if checkpoint else None
+        if not checkpoint:
+            return None
+        return dict(checkpoint.get("metadata") or {})
 
     def early_exit(self, reason: str) -> None:
         """Keep the reason until :meth:`close`."""

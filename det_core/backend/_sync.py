@@ -217,4 +217,6 @@ def _read_positions(path: Path, to: str) -> dict[str, int]:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}  # none yet, or damaged: then the restarts are sent as further runs
-    return dict(record["runs"]) if record["to"] == to else {}
+    if record["to"] != to:
+        return {}
+    return dict(record["runs"])
