@@ -16,7 +16,7 @@ from det_core.master._errors import Invalid
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.service import ServiceState, _queries, _reports, _runner, _steering
 from support.journals import open_journal
-from support.mastered import Bench, bench, checkpoints_of, deaf
+from support.mastered import Bench, bench, checkpoints_of, deaf, experiments_of
 from support.scripted_trials import Trial
 
 BY_LENGTH = {"name": "async_halving", "num_rungs": 2, "max_trials": 4, "max_length": 16}
@@ -98,7 +98,8 @@ async def running(b: Bench, searcher: dict[str, Any]) -> Trial:
 
 async def check_alive(b: Bench) -> None:
     """Check that ends are still noticed, and that their slots are free for other trials."""
-    numbers = {spec.experiment_id for spec in b.engine.launched}
+    # Also those that were never launched: they would get the slots of the others.
+    numbers = [view.id for view in await experiments_of(b.service)]
     for allocation_id in list(b.engine.running):
         b.engine.kill_process(allocation_id)
     for number in numbers:
