@@ -45,21 +45,17 @@ from fast.master.store.test_store import (
     test_a_work_that_fails_harms_no_other,
     test_close_does_what_was_asked_for,
     test_readers_cannot_write,
-    test_what_is_written_is_read,
     test_who_is_cancelled_leaves_the_others_alone,
 )
 from fast.master.store.test_subjects import (
     test_a_trial_is_created_once_and_changed,
-    test_an_allocation_is_stored_with_its_facts,
     test_an_archive_is_kept_once_while_it_is_used,
     test_an_experiment_is_created_changed_and_found,
     test_change_writes_without_loading,
     test_equal_storages_have_one_id,
     test_events_are_counted_in_each_experiment,
     test_experiments_are_found_by_state_and_name,
-    test_key_values,
     test_the_last_operation_is_current,
-    test_tokens_are_stored_as_digests_until_they_are_revoked,
 )
 from fast.master.store.test_validations import (
     searching,

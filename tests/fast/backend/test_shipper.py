@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -148,22 +147,3 @@ def test_rows_that_differ_are_refused_one_by_one(master: ForeignMaster, trial: T
         with pytest.raises(ReportsNotShipped, match="did not take a report: group 'training', step 2"):
             shipper.close(10)
     assert [r["avg"]["a"] for r in trial.rows] == [0, 1, 3]
-
-
-def test_many_threads_report_and_ask(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
-    with shipping(tmp_path, master.url, trial) as (journal, shipper):
-
-        def work(number: int) -> None:
-            for step in range(20):
-                journal.metrics(f"g{number}", step, {"a": step})
-                if step % 5 == 4:
-                    shipper.drain(300)
-                    assert len([r for r in trial.rows if r["group"] == f"g{number}"]) >= step
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for number in range(4):
-        assert [r["steps"] for r in trial.rows if r["group"] == f"g{number}"] == list(range(20))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -95,15 +94,6 @@ def test_without_pandas_metrics_are_dicts(home: Path, monkeypatch: pytest.Monkey
     ]
 
 
-def test_keys_that_would_fall_together_stay_apart(home: Path) -> None:
-    folder = RunFolder.create(home, name="x")
-    journal = Journal(folder.path, run_id=folder.run_id, restart=0, rank=0)
-    journal.metrics("training", 1, {"a.b": 1, "a": {"b": 2, "c": {}}, "rank": 3})
-    journal.close()
-    (row,) = client.run(folder.run_id).metrics().to_dict("records")
-    assert (row["a.b"], row["a.b_"], row["a.c"], row["metrics.rank"], row["rank"]) == (1, 2, {}, 3, 0)
-
-
 def test_runs_are_listed_newest_first(home: Path) -> None:
     ids = [one_run(home, name=name).run_id for name in "abc"]
     assert [run.run_id for run in client.runs()] == ids[::-1]
@@ -142,9 +132,3 @@ def test_a_run_in_progress_is_read_anew_after_refresh(home: Path) -> None:
     folder.release()
     assert client.delete_run("latest") == folder.path
     assert not folder.path.exists()
-
-
-def test_rows_as_they_were_reported(home: Path) -> None:
-    rows: list[Any] = list(rich_run(home).rows("training", batches=True))
-    assert rows[0].metrics["acc"]["top1"] == 1
-    assert rows[0].batch_metrics == [{"x": 1}, {"x": math.inf}]

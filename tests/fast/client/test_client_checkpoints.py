@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
 
 from det_core import client, core
-from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, RunNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, RunNotFound
 from det_core.journal import Journal, RunFolder
-from det_core.storage import DirectoryStore, KeepLatest, Owner
-from support.disks import FaultyDisk
+from det_core.storage import DirectoryStore
 from support.stored import FILES, put, run_with_checkpoints
 
 
@@ -102,25 +100,6 @@ def test_one_of_another_run_is_found_by_its_whole_id(home: Path, tmp_path: Path)
     assert (one.run_id, one.steps_completed) == (first, 10)
 
 
-def test_one_written_by_others(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    foreign = tmp_path / "store" / "theirs"
-    foreign.mkdir(parents=True)
-    (foreign / "weights").write_bytes(b"w" * 10)
-    (foreign / "metadata.json").write_text('{"steps_completed": 7}')
-    found = client.checkpoints(storage=tmp_path / "store")
-    one = found["theirs"]
-    assert (one.run_id, one.time, one.steps_completed, one.verified, one.size) == (None, None, 7, False, 32)
-    assert one.verify() == []
-    one.download(tmp_path / "out")
-    assert (tmp_path / "out" / "weights").read_bytes() == b"w" * 10
-    assert "unverified" in caplog.text
-    assert list(found) == []
-    assert found.gc(KeepLatest(1)) == []
-    assert foreign.exists()
-    one.delete()
-    assert not foreign.exists()
-
-
 def test_download(home: Path, tmp_path: Path) -> None:
     _, store = run_with_checkpoints(home, tmp_path, [10])
     done: list[int] = []
@@ -144,54 +123,6 @@ def test_download(home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "bad").exists()
 
 
-def test_verify_names_each_damaged_file(home: Path, tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "store")
-    files = {f"part/{i:03}": bytes([i]) * 1000 for i in range(150)}
-    put(store, "one", 1, tmp_path, files=files)
-    one = client.checkpoints(storage=store.root)["one"]
-    done: list[int] = []
-    assert one.verify(progress=done.append) == []
-    assert sum(done) == one.size
-    folder = Path(store.root, "one", "part")
-    (folder / "003").write_bytes(b"\xff" + b"\x03" * 999)
-    (folder / "100").unlink()
-    (folder / "149").write_bytes(b"short")
-    problems = one.verify()
-    assert [next(n for n in ("part/003", "part/100", "part/149") if n in p) for p in problems] == [
-        "part/003", "part/100", "part/149",
-    ]  # fmt: skip
-
-
-def test_a_file_that_cannot_be_read_is_damaged_and_a_store_that_is_gone_an_error(tmp_path: Path, home: Path) -> None:
-    put(DirectoryStore(tmp_path / "store"), "one", 1, tmp_path)
-    problems: list[list[str]] = []
-    for at in range(1, 200):
-        disk = FaultyDisk(str(tmp_path / "store"), at)
-        store = DirectoryStore(tmp_path / "store", disk=disk)
-        try:
-            problems.append(client.Checkpoint(store, "one", None, lambda _: None).verify())
-        except StorageError:
-            problems.append(["StorageError"])
-        if not disk.struck:
-            break
-    assert problems.pop() == []
-    assert all(len(p) <= 1 for p in problems)
-    gone = DirectoryStore(tmp_path / "store", disk=FaultyDisk(str(tmp_path / "store"), 12, "dead"))
-    with pytest.raises(StorageError, match="cannot "):
-        client.Checkpoint(gone, "one", None, lambda _: None).verify()
-
-
-def test_one_that_goes_meanwhile_is_not_damaged(home: Path, tmp_path: Path) -> None:
-    _, store = run_with_checkpoints(home, tmp_path, [10])
-    one = client.checkpoints()["latest"]
-    assert one.size > 0
-    store.delete(one.storage_id)
-    for call in (one.verify, lambda: one.download(tmp_path / "out")):
-        with pytest.raises(CheckpointNotFound):
-            call()
-    assert store.in_use() == set()
-
-
 def test_what_is_deleted_is_noted_in_the_journal_of_its_run(
     home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,32 +143,3 @@ def test_what_is_deleted_is_noted_in_the_journal_of_its_run(
         live.release()
     assert f"run {run_id} is running, so its record still names what was deleted" in caplog.text
     assert store.list() == []
-
-
-def test_gc_judges_each_run_by_itself(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "det_core.checkpoint")
-    shared = tmp_path / "shared"
-    runs = [run_with_checkpoints(home, tmp_path, [10, 20, 30], storage=shared, losses=[1, 0.5, 2])[0] for _ in "ab"]
-    policy = core.KeepLatest(1) | core.KeepBest(1, "loss")
-    every = client.checkpoints(storage=shared)
-    verdicts = every.preview_gc(policy)
-    assert [(v.candidate.run_id, v.candidate.steps_completed) for v in verdicts if not v.reasons] == [
-        (run_id, 10) for run_id in sorted(runs)
-    ]
-    assert len(every) == 6, "judging deletes nothing"
-    told: list[str] = []
-    assert every.gc(policy, deleted=told.append) == told == [f"c10-{run_id[-6:]}" for run_id in sorted(runs)]
-    assert f"deleted checkpoint {told[0]} of step 10" in caplog.text
-    assert [c.steps_completed for c in every] == [20, 30, 20, 30]
-    assert every.gc(policy) == []
-    assert every.metrics() == ["acc.top1", "loss"]
-
-
-def test_gc_leaves_what_is_in_use_and_collects_what_the_dead_left(home: Path, tmp_path: Path) -> None:
-    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
-    dead = Owner(**{**vars(Owner.current(run_id, 0)), "pid": 2**22 + 1, "started": 5})
-    store.begin("half", dead)
-    with store.read_lease(f"c10-{run_id[-6:]}", Owner.current("x", 0)):
-        assert client.checkpoints().gc(core.KeepLatest(1)) == []
-    assert [p.name for p in Path(store.root, ".det_core-tmp").iterdir() if p.name.startswith("half")] == []
-    assert client.checkpoints().gc(core.KeepLatest(1)) == [f"c10-{run_id[-6:]}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import orjson
 import pytest
 
 from det_core.client import Master
@@ -12,17 +11,6 @@ from det_core.client._address import Address, locate, reach
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from support.answers import Say, answering
 from support.processes import free_port
-
-
-def test_request_sends_parameters_and_token() -> None:
-    with answering(Say(200, {"a": 1}), Say(200, {"a": 2})) as server, Master(Address(server.url, "secret")) as master:
-        assert master.get("things/1", wait=0.0, limit=3, skipped=None, yes=True) == {"a": 1}
-        assert master.post("things", {"b": [1]}) == {"a": 2}
-        assert [asked[:2] for asked in server.asked] == [
-            ("GET", "/api/v1/things/1?limit=3&yes=true"),
-            ("POST", "/api/v1/things"),
-        ]
-        assert all(headers["Authorization"] == "Bearer secret" for *_, headers in server.asked)
 
 
 @pytest.mark.parametrize(
@@ -60,22 +48,6 @@ def test_unreachable_master_is_named_with_its_source(monkeypatch: pytest.MonkeyP
     assert str(caught.value) == f"no master answers at {url} (DET_MASTER): connection refused"
     with Master(Address("http://no-such-host.invalid:80")) as master, pytest.raises(MasterUnreachable):
         master.get("things")
-
-
-def test_lines_yields_results_while_other_requests_are_made() -> None:
-    body = b"\n".join(orjson.dumps({"result": {"n": n}}) for n in range(3)) + b"\n"
-    with answering(Say(200, body), Say(200, {"a": 1})) as server, Master(Address(server.url)) as master:
-        with master.lines("trials/1/logs", {"after": 5, "follow": True}) as lines:
-            assert next(lines) == {"n": 0}
-            assert master.get("things") == {"a": 1}
-            assert [line["n"] for line in lines] == [1, 2]
-        assert server.asked[0][1] == "/api/v1/trials/1/logs?after=5&follow=true"
-    error = orjson.dumps({"error": {"code": 13, "error": "the disk is gone"}})
-    with answering(Say(200, error), Say(404)) as server, Master(Address(server.url)) as master:
-        with pytest.raises(MasterError, match=r"^the disk is gone"), master.lines("trials/1/logs") as lines:
-            list(lines)
-        with pytest.raises(UnknownToMaster), master.lines("trials/1/logs"):
-            pass
 
 
 def test_the_environment_and_the_home_folder_say_where_the_master_is(

@@ -6,11 +6,10 @@ import base64
 import io
 import os
 import tarfile
-import zlib
 from pathlib import Path
 from typing import Any
 
-from support.running_master import CONFIG, Running
+from support.running_master import Running
 
 
 def entry(path: str, content: bytes = b"", kind: int = 48, **more: Any) -> dict[str, Any]:
@@ -65,30 +64,3 @@ def test_large_context_leaves_the_loop_to_other_requests(tmp_path: Path) -> None
         assert base64.b64decode(answer.json["b64Tgz"]) == packed.getvalue()
     finally:
         running.close()
-
-
-def test_without_files_there_is_none(master: Running) -> None:
-    spec = master.a_trial(modelDefinition=[])
-    assert master.ask("GET", f"tasks/{spec.task_id}/context_directory").json == {"b64Tgz": ""}
-
-
-def test_what_would_lead_elsewhere_is_refused(master: Running) -> None:
-    """The rules are those of ``engines._archive``, whose tests have them all."""
-    before = len(master.ask("GET", "experiments").json["experiments"])
-    for files in ([entry("a/../../out")], [entry("x") | {"content": "no base64!"}], [entry("x") | {"mtime": "soon"}]):
-        refused = master.ask("POST", "experiments", {"config": CONFIG, "modelDefinition": files})
-        assert refused.status == 400, refused.text
-    for packed in (archive(**{"../out": b"x"}), base64.b64encode(b"no archive").decode(), "no base64!"):
-        refused = master.ask("POST", "experiments", {"config": CONFIG, "b64Tgz": packed})
-        assert refused.status == 400, refused.text
-    assert len(master.ask("GET", "experiments").json["experiments"]) == before
-
-
-def test_an_archive_that_grows_to_more_than_ten_gigabytes_is_refused(master: Running) -> None:
-    """A header says that the file in it has 11 GB; that is enough to know."""
-    info = tarfile.TarInfo("zeros")
-    info.size = 11 << 30
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    packed = packer.compress(info.tobuf()) + packer.compress(bytes(1 << 20)) + packer.flush()
-    refused = master.ask("POST", "experiments", {"config": CONFIG, "b64Tgz": base64.b64encode(packed).decode()})
-    assert (refused.status, refused.error["code"]) == (413, 8), refused.text

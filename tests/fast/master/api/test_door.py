@@ -106,11 +106,6 @@ def test_what_is_not_there_is_501_and_nothing_redirects(master: Running) -> None
     assert master.ask("GET", "trials/424242").error["code"] == 5
 
 
-def test_a_body_that_says_it_is_too_long_is_not_read(master: Running) -> None:
-    refused = master.ask("POST", "task/logs", b"x" * ((1 << 20) + 1))
-    assert (refused.status, refused.error["code"]) == (413, 8)
-
-
 def test_body_without_token_is_limited_to_64_kib(master: Running) -> None:
     body = {"username": "x" * (MAX_OPEN_BODY_BYTES - 200), "password": master.token}
     assert master.ask("POST", "auth/login", body, token=None).status == 200

@@ -6,15 +6,12 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from det_core.master.api import Limits
 from det_core.master.api._limits import MAX_HEADER_BYTES, MAX_PIPELINED
-from support import hostile
-from support.hostile import Api, Reporting, hostile_peers
 from support.processes import until
 from support.running_master import TOKEN, Running
 
@@ -187,20 +184,3 @@ def test_foreign_host_gets_only_what_is_public_without_token(master: Running) ->
         assert (refused.status, refused.error["code"]) == (421, 7), more
     assert "--allow-host" in refused.error["error"]
     assert master.ask("GET", "experiments", headers=foreign).status == 200, "a proxy's name, and a header's token"
-
-
-def test_hostile_connections_cost_no_report_and_are_closed(tmp_path: Path) -> None:
-    """Short form of ``tests/long/test_master_hostile.py``, which also looks at the memory."""
-    master = Running(tmp_path, limit=1 << 20, limits=replace(LIMITS, max_unknown=16))
-    try:
-        api = Api(master.url, TOKEN)
-        trials = api.unmanaged_trials(4)
-        path = hostile.long_log(api, trials[0], 12_000)
-        with Reporting(api, trials) as reporting:
-            until(lambda: sum(reporting.statuses.values()) > 40)
-            with hostile_peers(api, path, 60):
-                until(lambda: connections(master) > 50)
-                until(lambda: connections(master) == len(trials))
-        assert set(reporting.statuses) == {200}, reporting.statuses
-    finally:
-        master.close()

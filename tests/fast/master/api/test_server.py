@@ -185,19 +185,6 @@ def test_a_log_file_gets_all_output_and_stays_bounded(tmp_path: Path) -> None:
     assert log.read_text().endswith("after\n")
 
 
-def test_a_log_file_has_what_was_printed(tmp_path: Path) -> None:
-    log = tmp_path / "master.log"
-    code = (
-        "import logging, os; from pathlib import Path; from det_core.master._server import write_log\n"
-        f"write_log(Path({str(log)!r}))\n"
-        "print('printed', flush=True); os.write(2, b'written\\n'); logging.info('logged')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-    first, second, third = log.read_text().splitlines()
-    assert (first, second) == ("printed", "written")
-    assert third.endswith("INFO root: logged")
-
-
 def test_empty_database_is_refused_beside_what_another_knew(tmp_path: Path) -> None:
     kept = [tmp_path / "checkpoints" / "c1" / "f", tmp_path / "master" / "allocations" / "1.r1.1" / "log"]
     for path in kept:

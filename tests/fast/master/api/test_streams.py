@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from det_core.master.api import _logs, _metrics
-from det_core.protocol import wire
+from det_core.master.api import _logs
 from support.processes import until
-from support.readers import Readers
 from support.running_master import CONFIG, Running
 
 SEARCH = CONFIG.replace("{name: single,", "{name: random, max_trials: 2,")
@@ -36,17 +34,6 @@ def test_lines_come_back_in_order_with_all_that_was_said(master: Running) -> Non
         assert (first["id"], second["id"][:9]) == ("1.0.task.0", "1.0.task.")
         assert [line["log"] for line in master.ask("GET", f"{path}?after={first['id']}").lines] == ["two\n"]
         assert [line["log"] for line in master.ask("GET", f"{path}?limit=1").lines] == ["one\n"]
-
-
-def test_a_long_log_comes_whole(master: Running) -> None:
-    spec = master.a_trial()
-    texts = [f"{i}\n" for i in range(2500)]
-    for part in range(0, 2500, 500):
-        body = lines(spec, *texts[part : part + 500])
-        assert master.ask("POST", "task/logs", body, spec.session_token).status == 200
-    assert [line["log"] for line in master.ask("GET", f"trials/{spec.trial_id}/logs").lines] == texts
-    followed = [line["log"] for line in master.ask("GET", f"trials/{spec.trial_id}/logs?limit=1500").lines]
-    assert followed == texts[:1500]
 
 
 def test_a_log_that_is_followed_ends_with_its_trial(master: Running) -> None:
@@ -156,36 +143,6 @@ def test_metrics_come_in_pages_without_the_superseded(master: Running) -> None:
     assert master.ask("GET", "trials/metrics/trial_metrics").status == 400
 
 
-def test_metrics_are_encoded_off_the_loop(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = set()
-
-    def encode(row: object) -> object:
-        threads.add(threading.current_thread().name)
-        return wire.encode(row)
-
-    monkeypatch.setattr(_metrics, "encode", encode)
-    spec = master.a_trial()
-    report = {"trialRunId": 1, "stepsCompleted": 1, "metrics": {"avgMetrics": {"loss": 1.0}}}
-    master.ask("POST", f"trials/{spec.trial_id}/metrics", {"group": "training", "metrics": report})
-    assert len(master.ask("GET", f"trials/metrics/trial_metrics?trialIds={spec.trial_id}").lines) == 1
-    assert threads and "master" not in threads
-
-
 def test_a_log_of_nothing_is_404(master: Running) -> None:
     assert master.ask("GET", "trials/99999/logs?follow=true").status == 404
     assert master.ask("GET", "tasks/99999.x/logs").status == 404
-
-
-def test_readers_of_all_routes_beside_trials_that_end_get_200_or_404(master: Running) -> None:
-    """Short form of ``tests/long/test_master_readers.py``, whose trials are processes."""
-    config = SEARCH.replace("max_trials: 2", "max_trials: 64")
-    readers = Readers(master.url, master.token)
-    with readers.asking(4):
-        for _ in range(2):
-            number = master.created(config)
-            while "endTime" not in master.ask("GET", f"experiments/{number}").json["experiment"]:
-                for allocation in list(master.engine.running):
-                    master.end(allocation)
-            readers.max_trial_id = master.ask("GET", f"experiments/{number}/trials").json["trials"][-1]["id"]
-        until(lambda: len({route for route, _ in readers.answers}) == len(readers.routes))
-    assert not readers.unexpected()

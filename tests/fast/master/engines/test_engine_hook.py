@@ -61,17 +61,6 @@ async def test_hook_that_fails_ends_the_run_with_its_status(tmp_path: Path) -> N
             assert exit.last_lines == ("why", "startup-hook.sh exited with status 5")
 
 
-async def test_hook_is_ended_by_a_kill(tmp_path: Path) -> None:
-    context = tmp_path / "context.tgz"
-    archive(context, {"startup-hook.sh": "echo in the hook; sleep 1000"})
-    async with Local().bench(tmp_path) as bench:
-        await bench.engine.launch(spec("a", "echo script", context=context))
-        await bench.line_of("a", "in the hook")
-        await bench.engine.kill(key("a"))
-        assert (await bench.end_of("a")).cause is Cause.CANCELLED
-        assert "script" not in texts(bench, key("a"))
-
-
 async def test_hook_has_a_pip_that_installs_into_its_run(tmp_path: Path) -> None:
     context = tmp_path / "context.tgz"
     hook = (

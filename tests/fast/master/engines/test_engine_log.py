@@ -196,20 +196,6 @@ def test_rank_and_level_at_the_start_of_a_line_are_taken_out(
         assert read_all(tmp_path, choice=choice) == [line] * choice.accepts(line.rank, line.level)
 
 
-def test_line_of_a_time_is_found(tmp_path: Path) -> None:
-    lines = [b"%.6f o %d\n" % (number, number) for number in range(100_000)]
-    start = 0
-    for part in range(0, 100_000, 30_000):
-        data = b"".join(lines[part : part + 30_000])
-        (tmp_path / segment_name(*KEY, start)).write_bytes(data)
-        start += len(data)
-    (log,) = LogFile.find(tmp_path)
-    for time in (-1.0, 0.0, 0.5, 29_999.5, 30_000.0, 41_234.0, 99_999.0):
-        first = next(log.forward(log.offset_at(time), EVERY_LINE))
-        assert first.time == max(-(-time // 1), 0.0)
-    assert log.offset_at(1e9) == log.length
-
-
 def test_last_lines_of_a_large_log(tmp_path: Path) -> None:
     write(tmp_path, [("stdout", f"line {i}\n".encode() * 100) for i in range(1000)])
     assert last_lines(tmp_path, 3) == ("line 999",) * 3
@@ -235,8 +221,3 @@ def test_times_do_not_decrease_when_the_clock_is_set_back(tmp_path: Path, monkey
     stamps = [float(log.stamp()) for _ in range(3)]
     log.close()
     assert stamps == [5.0, 5.0, 6.0] and all(a <= b for a, b in pairwise(stamps))
-
-
-def test_output_that_has_not_ended_is_in_the_log_at_the_end(tmp_path: Path) -> None:
-    write(tmp_path, [("stdout", b"no end"), ("stderr", b"bar 1\rbar 2\r")])
-    assert texts(tmp_path) == [("stdout", "no end"), ("stderr", "bar 2")]

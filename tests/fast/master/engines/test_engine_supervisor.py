@@ -108,14 +108,6 @@ async def test_processes_that_multiply_are_ended(tmp_path: Path) -> None:
         assert not [pid for pid in numbers(pids) if alive(pid)]
 
 
-async def test_output_of_a_script_that_execs_and_of_its_children_is_kept(tmp_path: Path) -> None:
-    script = "echo first; (sleep 0.2; echo late) & exec sh -c 'echo second; wait; sleep 0.4; echo last'"
-    async with Local().bench(tmp_path) as bench:
-        await bench.engine.launch(spec("a", script))
-        assert (await bench.end_of("a")).status == 0
-        assert texts(bench, key("a")) == ["first", "second", "late", "last"]
-
-
 @pytest.mark.skipif(not may_unshare(), reason="no mount namespace may be made here")
 async def test_each_trial_finds_its_own_files_at_the_fixed_path(tmp_path: Path) -> None:
     show = "import json, os; print(json.load(open('/run/determined/info/cluster.json'))['allocation_id'], os.getuid());"

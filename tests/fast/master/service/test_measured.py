@@ -9,7 +9,6 @@ import pytest
 
 from det_core.master.engines import LineFilter
 from det_core.master.service import _queries
-from det_core.master.service._measured import Measured
 from support.mastered import Bench, bench, trials_of
 from support.scripted_trials import Script, Trial
 
@@ -81,17 +80,3 @@ async def test_a_search_without_any_metrics_is_nobodys_mistake(tmp_path: Path) -
         b.engine.script = gives_up
         number = await b.create(HALVING)
         assert await b.ended(number) == "COMPLETED", "whoever gives up has nothing to report"
-
-
-def test_a_metric_may_come_after_others_of_its_step() -> None:
-    def row(step: int, **metrics: float) -> dict[str, Any]:
-        return {"kind": "metrics", "group": "validation", "steps_completed": step, "metrics": metrics}
-
-    seen = Measured("loss")
-    assert seen.take_in(1, [row(1, accuracy=0.5)]) is None
-    assert seen.take_in(1, [row(1, loss=0.5), row(2, accuracy=0.5)]) is None
-    other = Measured("loss")
-    assert other.take_in(1, [row(1, accuracy=0.5)]) is None and other.take_in(2, [row(7, accuracy=0.5)]) is None
-    assert other.take_in(2, [row(8, f1=0.5)]) == NOBODY + ", f1"
-    assert other.take_in(1, [{"kind": "operation"}]) is None, "a second warning"
-    assert "no validation metrics" in (Measured("loss").take_in(1, [{"kind": "operation"}]) or "")

@@ -12,12 +12,10 @@ import pytest
 from sqlalchemy.orm import Session
 
 from det_core.errors import StoreError
-from det_core.master._errors import MasterError, NotFound, Stopping
+from det_core.master._errors import MasterError, NotFound
 from det_core.master.service import (
     _actor,
-    _allocations,
     _create,
-    _lifecycle,
     _queries,
     _retention,
     _steering,
@@ -150,22 +148,3 @@ async def test_deletions_that_hang_hold_up_nothing_else(tmp_path: Path, monkeypa
         await b.until(lambda: len(hanging) >= 8)
         assert await b.ended(await b.create(SINGLE)) == "COMPLETED"
         go_on.set()
-
-
-async def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        await asyncio.sleep(60)
-        return 0
-
-    async with bench(tmp_path, script) as b:
-        number = await b.create(SINGLE)
-        await b.until(lambda: b.engine.running)
-        poll = asyncio.create_task(_allocations.poll(b.service, b.engine.running[0], 60))
-        waiter = asyncio.create_task(_queries.wait(b.service, number, 60))
-        await asyncio.sleep(0.05)
-        await _lifecycle.stop(b.service)
-        assert await poll is False
-        assert (await waiter).state == "ACTIVE"
-        with pytest.raises(Stopping):
-            await _steering.pause(b.service, number)
-        assert b.engine.running, "trials go on"

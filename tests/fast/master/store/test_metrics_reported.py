@@ -24,15 +24,6 @@ def shown(session: Session, group: str = "training", **options: Any) -> dict[int
     return found
 
 
-def test_keys_of_one_step_are_merged_and_repeats_change_nothing(session: Session) -> None:
-    assert ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0})
-    assert ingest.report(session, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
-    assert not ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0})
-    assert not ingest.report(session, TRIAL, 1, "training", 3, {"accuracy": 0.5, "loss": 1})
-    assert shown(session) == {3: {"loss": 1.0, "accuracy": 0.5}}
-    assert series.summaries(session, TRIAL)["training"]["loss"]["count"] == 1
-
-
 def test_another_value_is_a_conflict_and_nothing_of_it_is_kept(session: Session) -> None:
     ingest.report(session, TRIAL, 1, "training", 3, {"loss": 1.0})
     with pytest.raises(StoreConflict, match=r"trial 1, group training, step 3: loss changed from 1\.0 to 2\.0"):

@@ -59,26 +59,6 @@ def test_a_repeat_stays_one_when_the_checkpoint_has_changed(session: Session, tr
     assert row is not None and (row.state, row.size, row.user_metadata["note"]) == ("DELETED", 0, "good")
 
 
-@pytest.mark.parametrize(
-    ("left", "state", "kept"),
-    [
-        (FILES, "COMPLETED", FILES),
-        ({"sub/f": 2}, "PARTIALLY_DELETED", {"sub/f": 2}),
-        ({}, "DELETED", {}),
-    ],
-)
-def test_what_a_deletion_leaves_decides_the_state(
-    session: Session, trial: int, left: dict[str, int], state: str, kept: dict[str, int]
-) -> None:
-    register(session)
-    for _ in range(2):
-        checkpoints.set_resources(session, "c1", left)
-        session.flush()
-        session.expunge_all()
-        row = session.get(Checkpoint, "c1")
-        assert row is not None and (row.state, row.resources, row.size) == (state, kept, sum(kept.values()))
-
-
 def test_a_metadata_file_that_is_new_is_no_change(session: Session, trial: int) -> None:
     register(session, resources={"f": 1})
     checkpoints.set_resources(session, "c1", {"f": 1, "metadata.json": 9})

@@ -9,16 +9,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from det_core.master.service import _checkpoints, _create, _retention
-from det_core.master.service._access import hash_secret
-from det_core.master.service._trials import revoke_tokens
 from det_core.master.store import (
     change,
     experiments,
     searcher_events,
     trials,
 )
-from det_core.master.store.models import Allocation, Context, Experiment, Operation, Storage, Token, Trial
-from support import key_values
+from det_core.master.store.models import Context, Experiment, Operation, Storage, Trial
 
 
 def loaded_anew(session: Session, row: Any) -> dict[str, Any]:
@@ -96,24 +93,6 @@ def test_a_trial_is_created_once_and_changed(session: Session, trial: int) -> No
     assert trials.count(session, 1, Trial.unmanaged) == 1
 
 
-def test_a_trials_metadata_is_replaced(session: Session, trial: int) -> None:
-    assert trials.metadata(session, trial) == trials.metadata(session, 2**70) == {}
-    trials.set_metadata(session, trial, {"a": {"b": [1, None, "x"]}})
-    trials.set_metadata(session, trial, {"c": math.inf})
-    session.flush()
-    session.expunge_all()
-    assert trials.metadata(session, trial) == {"c": math.inf}
-
-
-def test_an_allocation_is_stored_with_its_facts(session: Session, trial: int) -> None:
-    row = Allocation(id="1.r1.1", trial_id=trial, run_id=1, state="RUNNING", slots=1, slot_ids=[3])
-    session.add(row)
-    change(session, Allocation, "1.r1.1", state="ENDED", exit_status=1, acked=True, facts={"cpu": 1}, end_time=9.0)
-    stored = loaded_anew(session, row)
-    assert (stored["slot_ids"], stored["acked"], stored["facts"], stored["kill_time"]) == ([3], True, {"cpu": 1}, None)
-    assert session.get(Allocation, "nothing") is None
-
-
 def test_the_last_operation_is_current(session: Session, trial: int) -> None:
     second = trials.create(session, 1, "r2", state="ACTIVE", hparams={}).id
     assert trials.current_operations(session, Trial.experiment_id == 1) == {}
@@ -139,14 +118,6 @@ def test_events_are_counted_in_each_experiment(session: Session, trial: int) -> 
     assert math.isnan(searcher_events.after(session, 1)[1].event["metric"])
 
 
-def test_tokens_are_stored_as_digests_until_they_are_revoked(session: Session) -> None:
-    for token in ("secret", "\ud800\0"):
-        session.add(Token(digest=hash_secret(token), kind="allocation", allocation_id=f"of {hash_secret(token)}"))
-    assert "secret" not in repr(session.execute(select(Token.__table__.c)).all())
-    revoke_tokens(session, f"of {hash_secret('secret')}")
-    assert session.scalars(select(Token.digest)).all() == [hash_secret("\ud800\0")]
-
-
 def test_an_archive_is_kept_once_while_it_is_used(session: Session) -> None:
     content = bytes(range(256)) * 1000
     digest = _create.add_context(session, content)
@@ -170,13 +141,3 @@ def test_equal_storages_have_one_id(session: Session) -> None:
     row = session.get(Storage, one)
     assert row is not None and row.config == {"type": "s3", "bucket": "b", "prefix": None}
     assert session.get(Storage, 2**70) is None
-
-
-def test_key_values(session: Session) -> None:
-    assert key_values.get(session, "cluster", "none") == "none"
-    key_values.put(session, "cluster", None)
-    assert key_values.get(session, "cluster", "none") is None
-    key_values.put(session, "cluster", ["id"])
-    session.flush()
-    session.expunge_all()
-    assert key_values.get(session, "cluster") == ["id"]

@@ -73,13 +73,6 @@ def test_restored_step_takes_the_best_back(session: Session, searching: int) -> 
     assert columns(session, searching) == Columns(2, 2, 2, 0.5)
 
 
-def test_value_of_a_lower_rank_changes_the_best(session: Session, searching: int) -> None:
-    for rank, loss in [(1, 0.25), (0, 0.75)]:
-        rows = [record(0, 1, 0.5), record(1, 2, loss)]
-        ingest.insert_journal(session, searching, 1, rank, rows)
-    assert columns(session, searching) == Columns(2, 2, 1, 0.5)
-
-
 def test_trials_are_ordered_by_their_best(session: Session, searching: int) -> None:
     ids = [searching] + [trials.create(session, 1, f"r{n}", state="ACTIVE", hparams={}).id for n in range(2, 7)]
     for trial, loss in zip(ids, [2.0, "NaN", None, 1.0, "NaN", 1.0], strict=True):
