@@ -57,8 +57,9 @@ def digest(data: bytes) -> str:
 
 def is_appended(name: str, node: int) -> bool:
     """Return whether a name is one that a node delivers at offsets."""
-    log = _LOG.fullmatch(name)
-    return int(log[1]) == node if log else _JOURNAL.fullmatch(name) is not None
+    if log := _LOG.fullmatch(name):
+        return int(log[1]) == node
+    return _JOURNAL.fullmatch(name) is not None
 
 
 class Copy:

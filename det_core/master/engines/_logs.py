@@ -117,13 +117,17 @@ class LineFilter:
     def _levels(self) -> frozenset[str | None]:
         lowest = LEVELS.index(self.min_level or LEVELS[0])
         chosen: set[str | None] = set(LEVELS[lowest:])
-        return frozenset(chosen | {None} if "INFO" in chosen else chosen)
+        if "INFO" in chosen:
+            chosen.add(None)  # a line without a level is INFO
+        return frozenset(chosen)
 
     def accepts(self, rank: int | None, level: str | None) -> bool:
         """Return whether a line is chosen; one without a level, or with another word, is INFO."""
         if self.rank is not None and rank != self.rank:
             return False
-        return (level if level in LEVELS else None) in self._levels
+        if level not in LEVELS:
+            level = None
+        return level in self._levels
 
 
 EVERY_LINE = LineFilter()
@@ -448,7 +452,7 @@ class LogFile:
         """Return the time of the first line of a segment."""
         with self._open(start) as segment:
             head = _HEAD.search(segment.read(start, _BLOCK_BYTES))
-        return float(head[1]) if head is not None else None
+        return head and float(head[1])
 
     @contextmanager
     def _open(self, start: int) -> Iterator[_Segment]:

@@ -192,14 +192,14 @@ def after_exit(trial: TrialFacts, kind: ExitKind) -> Next:
     has no operation left, and then fails, has failed. And one that an engine refuses to run is not tried again.
     """
     if trial.state.stopping:
-        return _end(trial, State.ERROR if kind is ExitKind.FAILED else trial.state.end)
+        return _end(trial, trial.state.end, failed=kind is ExitKind.FAILED)
     if trial.stopped:
-        return _end(trial, State.ERROR if kind is ExitKind.FAILED else State.COMPLETED)
+        return _end(trial, State.COMPLETED, failed=kind is ExitKind.FAILED)
     fails_after_ack = kind is ExitKind.PREEMPTED and trial.failed
     if trial.closed and trial.op_complete:
-        return _end(trial, State.ERROR if kind is ExitKind.FAILED or fails_after_ack else State.COMPLETED)
+        return _end(trial, State.COMPLETED, failed=kind is ExitKind.FAILED or fails_after_ack)
     if kind is ExitKind.REFUSED:
-        return _end(trial, State.ERROR)
+        return _end(trial, State.ERROR)  # no other attempt would get further
     if kind is ExitKind.TRANSIENT and trial.lost <= MAX_LOSSES:
         return _again(trial, trial.restarts)
     if kind.is_error:
@@ -226,11 +226,15 @@ def _again(trial: TrialFacts, restarts: int) -> Next:
     return Next(step, trial.state, restarts)
 
 
-def _end(trial: TrialFacts, state: State, failures: int = 0) -> Next:
+def _end(trial: TrialFacts, state: State, failures: int = 0, *, failed: bool = False) -> Next:
+    if failed:
+        state = State.ERROR
     if state is State.ERROR:
         reason = "errored"
     elif trial.early_exit == _INVALID_HP:
         reason = "invalid_hp"
+    elif state is State.CANCELED:
+        reason = "canceled"
     else:
-        reason = "canceled" if state is State.CANCELED else "completed"
+        reason = "completed"
     return Next(Step.END, state, trial.restarts + failures, reason)

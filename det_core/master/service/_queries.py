@@ -148,7 +148,7 @@ async def find_trials(
 async def trial(service: ServiceState, trial_id: int, *, summarize: bool = False) -> TrialView:
     """Return one trial; ``summarize``: with the summary of its metrics, for which all its rows are read."""
     live = service.live.trials.get(trial_id)
-    snapshot = None if live is None else _show.snapshot_trial(live)
+    snapshot = _show.NOT_LIVE if live is None else _show.snapshot_trial(live)
 
     def look(session: Session) -> TrialView:
         row = session.get(models.Trial, trial_id)

@@ -151,8 +151,8 @@ def _show_experiment(
         external_id=row.external_id,
         start_time=row.start_time,
         end_time=row.end_time,
-        best_trial_id=None if best is None else best.trial_id,
-        best_metric=None if best is None else best.value,
+        best_trial_id=best and best.trial_id,
+        best_metric=best and best.value,
         error=row.error,
         warnings=list(row.warnings),
         remarks=remarks,
@@ -190,6 +190,10 @@ class TrialSnapshot:
     allocation_id: str | None
     stop_by: float | None
     parked: bool
+
+
+NOT_LIVE = TrialSnapshot("", None, None, parked=False)
+"""Snapshot of a trial that has ended, or whose experiment has."""
 
 
 @dataclass(frozen=True)
@@ -252,15 +256,12 @@ def show_trials(
             best=best,
         )
         for row in chunk:
-            yield _show_trial(row, spec, stored, live.get(row.id))
+            yield _show_trial(row, spec, stored, live.get(row.id, NOT_LIVE))
 
 
-def show_trial(
-    session: Session, experiment: models.Experiment, row: models.Trial, live: TrialSnapshot | None
-) -> TrialView:
+def show_trial(session: Session, experiment: models.Experiment, row: models.Trial, live: TrialSnapshot) -> TrialView:
     """Return one trial, with how its last run ended."""
-    snapshots = {} if live is None else {row.id: live}
-    (view,) = show_trials(session, experiment, [row], snapshots)
+    (view,) = show_trials(session, experiment, [row], {row.id: live})
     return replace(view, exit_status=_exit_status(session, row))
 
 
@@ -277,7 +278,7 @@ def _exit_status(session: Session, row: models.Trial) -> int | None:
     return run.exit_status
 
 
-def _show_trial(row: models.Trial, spec: Experiment, stored: _Stored, live: TrialSnapshot | None) -> TrialView:
+def _show_trial(row: models.Trial, spec: Experiment, stored: _Stored, live: TrialSnapshot) -> TrialView:
     operation = stored.operations.get(row.id)
     return TrialView(
         id=row.id,
@@ -292,9 +293,9 @@ def _show_trial(row: models.Trial, spec: Experiment, stored: _Stored, live: Tria
         restarts=row.restarts,
         restarted=min(row.restarts, spec.max_restarts),
         trial_run_id=row.run_id,
-        allocation_id=None if live is None else live.allocation_id,
-        stop_by_time=None if live is None else live.stop_by,
-        parked=live is not None and live.parked,
+        allocation_id=live.allocation_id,
+        stop_by_time=live.stop_by,
+        parked=live.parked,
         progress=_progress(row, spec, operation),
         total_batches=row.steps,
         operation_length=None if operation is None else operation.length,
@@ -332,12 +333,12 @@ def _validation(row: MetricRow | None, spec: Experiment) -> ValidationView | Non
     )
 
 
-def _state(row: models.Trial, live: TrialSnapshot | None) -> str:
+def _state(row: models.Trial, live: TrialSnapshot) -> str:
     """Return the state; of an ACTIVE trial how far its allocation is."""
     if row.state != State.ACTIVE:
         return row.state
     if row.unmanaged and row.run_id:
         return Phase.RUNNING.value
-    if live is not None:
+    if live.phase:
         return live.phase
     return row.state

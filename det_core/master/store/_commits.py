@@ -49,8 +49,10 @@ class Ask:
         try:
             self.result = self.work(session)
             session.flush()
+        except StopIteration:  # which a future refuses to hold
+            self.error = RuntimeError("the work raised StopIteration")
         except BaseException as e:
-            self.error = RuntimeError("the work raised StopIteration") if isinstance(e, StopIteration) else e
+            self.error = e
         session.expunge_all()
 
 

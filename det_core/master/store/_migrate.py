@@ -90,10 +90,9 @@ def _take_steps(conn: Connection, current: str, allocations: Path | None) -> Non
 
 
 def _writer(conn: Connection) -> str:
-    # A newer schema may have no such table any more.
-    if not inspect(conn).has_table(KeyValue.__tablename__):
-        return "of an unknown version"
-    row = Session(conn).get(KeyValue, VERSION_KEY)
+    row = None
+    if inspect(conn).has_table(KeyValue.__tablename__):  # which a newer schema may not have any more
+        row = Session(conn).get(KeyValue, VERSION_KEY)
     return "of an unknown version" if row is None else str(row.value)
 
 

@@ -32,9 +32,8 @@ def decide(session: Session, experiment_id: int, ordinal: int, actions: Sequence
 
 def count(session: Session, experiment_id: int) -> int:
     """Return the number of events that were recorded."""
-    statement = select(func.max(SearcherEvent.ordinal)).where(SearcherEvent.experiment_id == experiment_id)
-    last = session.scalar(statement)
-    return 0 if last is None else last + 1
+    last = func.coalesce(func.max(SearcherEvent.ordinal), -1)
+    return session.scalars(select(last).where(SearcherEvent.experiment_id == experiment_id)).one() + 1
 
 
 def after(session: Session, experiment_id: int, ordinal: int = -1, *, limit: int | None = None) -> Sequence[Row[Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from math import inf, isfinite
-from operator import itemgetter
+from operator import gt, itemgetter, lt
 from typing import Any, NamedTuple, TypedDict
 
 from sqlalchemy import Select, bindparam, null, select, tuple_
@@ -197,19 +197,20 @@ class _Numbers:
             self.high = max(self.high, value)
 
     def summary(self) -> KeySummary:
-        return KeySummary(
-            count=self.count,
-            sum=self.sum,
-            min=self.low if self.finite else None,
-            max=self.high if self.finite else None,
-            mean=self.sum / self.finite if self.finite else None,
-            last=self.last,
-            type="number",
+        result = KeySummary(
+            count=self.count, sum=self.sum, min=None, max=None, mean=None, last=self.last, type="number"
         )
+        if self.finite:
+            result["min"] = self.low
+            result["max"] = self.high
+            result["mean"] = self.sum / self.finite
+        return result
 
 
 def _step_key(row: _Stored) -> Any:
-    return row[:5] if row[0] == NO_STEP else row[0]
+    if row[0] == NO_STEP:
+        return row[:5]  # rows without a step are not merged
+    return row[0]
 
 
 def _shown(query: Query, rows: Sequence[_Stored]) -> list[MetricRow]:
@@ -217,7 +218,9 @@ def _shown(query: Query, rows: Sequence[_Stored]) -> list[MetricRow]:
     step, run, restart, *_ = place = Cursor(*rows[-1][:5])  # continuing after one is continuing after all of the step
     if len(rows) == 1:
         superseded = step != NO_STEP and step >= query.visible.beyond(query.group, (run, restart))
-        return [_merged(query.group, rows, superseded, place)] if query.superseded or not superseded else []
+        if superseded and not query.superseded:
+            return []
+        return [_merged(query.group, rows, superseded, place)]
     shown = []
     for attempt, stored in groupby(rows, key=itemgetter(1, 2)):
         superseded = attempt != (run, restart) or step >= query.visible.beyond(query.group, attempt)
@@ -231,7 +234,8 @@ def _merged(group: str, rows: Sequence[_Stored], superseded: bool, place: Cursor
     metrics: dict[str, Any] = loads(text)
     for *_, text, more in others:
         metrics = {**loads(text), **metrics}
-        batches = more if batches is None else batches
+        if batches is None:
+            batches = more
     return MetricRow(
         group,
         None if step == NO_STEP else step,
@@ -252,8 +256,8 @@ def _stored_rows(session: Session, query: Query, after: Cursor | None, newest_fi
     while True:
         chunk = ordered
         if after is not None:
-            place = tuple_(*_KEY)
-            chunk = ordered.where(place < tuple(after) if newest_first else place > tuple(after))
+            compare = lt if newest_first else gt
+            chunk = ordered.where(compare(tuple_(*_KEY), tuple(after)))
         rows = [tuple(row) for row in conn.execute(chunk, given)]
         yield from rows
         if len(rows) < CHUNK_ROWS:
@@ -269,6 +273,8 @@ def _ordered(batches: bool, one_step: bool, newest_first: bool) -> Select[Any]:
     chosen = chosen.where(_M.trial_id == bindparam("trial"), _M.grp == bindparam("group"))
     if one_step:
         chosen = chosen.where(_M.step == bindparam("step"))
+    order: list[Any] = list(_KEY)
     if newest_first:
         chosen = chosen.where(_M.step < NO_STEP)
-    return chosen.order_by(*(key.desc() if newest_first else key for key in _KEY)).limit(bindparam("rows"))
+        order = [key.desc() for key in _KEY]
+    return chosen.order_by(*order).limit(bindparam("rows"))

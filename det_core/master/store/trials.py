@@ -41,7 +41,9 @@ def last_runs(session: Session) -> dict[str, int]:
 def of_experiment(session: Session, experiment_id: int, *, states: Sequence[str] = ()) -> Sequence[Trial]:
     """Return the trials of an experiment by ID, in one of ``states`` if any are given."""
     statement = select(Trial).where(Trial.experiment_id == experiment_id).order_by(Trial.id)
-    return session.scalars(statement.where(Trial.state.in_(states)) if states else statement).all()
+    if states:
+        statement = statement.where(Trial.state.in_(states))
+    return session.scalars(statement).all()
 
 
 def count(session: Session, experiment_id: int, chosen: ColumnElement[bool]) -> int:

@@ -109,7 +109,9 @@ def number(metrics: Mapping[str, Any], name: str) -> float | None:
     if value is None and "." in name:
         value = metrics
         for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+            if not isinstance(value, Mapping):
+                return None
+            value = value.get(part)
     if not is_number(value):
         return None
     try:
@@ -214,11 +216,11 @@ def _advanced(
     validated: AbstractSet[int],
 ) -> Columns | None:
     """Return the columns after reports that only supersede rows of their own steps; None if more must be read."""
-    steps = columns.steps if highest is None else max(columns.steps, highest)
+    steps = max(columns.steps, highest or 0)
     if not validated:
         return Columns(steps, columns.latest_step, columns.best_step, columns.best)
     metric, smaller_is_better = _objective(session, experiment_id)
-    latest_step = max(validated) if columns.latest_step is None else max(columns.latest_step, *validated)
+    latest_step = max(validated | {columns.latest_step or 0})
     best_step = columns.best_step
     best = columns.best
     for step in sorted(validated):
@@ -232,7 +234,7 @@ def _advanced(
             mine = _rank(value, step, smaller_is_better)
             if best_step is None or mine < _rank(_value(best), best_step, smaller_is_better):
                 best_step = step
-                best = None if isnan(value) else value
+                best = _column(value)
     return Columns(steps, latest_step, best_step, best)
 
 
@@ -250,9 +252,7 @@ def _computed(session: Session, trial_id: int, metric: str, smaller_is_better: b
     counted = [row.steps_completed for row in rows if row.steps_completed is not None]
     found = [(v.value, v.row.steps_completed or 0) for v in _with_metric(trial_id, metric, rows)]
     best, best_step = min(found, key=lambda v: _rank(v[0], v[1], smaller_is_better), default=(None, None))
-    if best is not None and isnan(best):
-        best = None
-    return Columns(max(highs, default=0), max(counted, default=None), best_step, best)
+    return Columns(max(highs, default=0), max(counted, default=None), best_step, _column(best))
 
 
 def _set(session: Session, trial_id: int, columns: Columns) -> None:
@@ -272,7 +272,16 @@ def _objective(session: Session, experiment_id: int) -> tuple[str, bool]:
 def _rank(value: float, step: int, smaller_is_better: bool) -> tuple[bool, float, int]:
     if isnan(value):
         return True, 0.0, step
-    return False, value if smaller_is_better else -value, step
+    if not smaller_is_better:
+        value = -value
+    return False, value, step
+
+
+def _column(value: float | None) -> float | None:
+    """Return a value as a row's ``best`` keeps it: NaN as NULL, for SQLite knows no NaN."""
+    if value is None or isnan(value):
+        return None
+    return value
 
 
 def _value(best: float | None) -> float:
