@@ -121,13 +121,13 @@ def test_log_lines_become_files_although_each_try_is_killed(
             assert "logs" in _definitions(path), "the table goes last"
     assert point > 8
     logs = [TrialLog(tmp_path / "allocations", task_id, 9).read(Position()).lines for task_id in ("1.r1", "1.r2")]
-    assert [(line.text, line.level, line.rank, line.allocation_id) for _, line in logs[0]] == [
+    assert [(line.text, line.level, line.rank, line.allocation_id) for _, _, line in logs[0]] == [
         ("first", "INFO", None, None),
         ("run 1", "ERROR", 3, "1.r1.1"),
         ("run 2", "ERROR", 3, "1.r1.2"),
         ("run 1", "ERROR", 3, "1.r1.1"),
     ]
-    ((line_id, line),) = logs[1]
+    ((line_id, _, line),) = logs[1]
     assert line_id == "0.0.task.0"
     assert line == LogLine(-1.0, "stdout", None, "TRACE", "sent \u00e4", "mine")
     assert not (tmp_path / "allocations" / "9.none").exists()
