@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,31 +21,32 @@ if TYPE_CHECKING:
 
     from det_core.client import Experiment, Trial
 
-PrintLine = Callable[["Trial", dict[str, Any]], None]
-Lines = list[tuple["Trial", dict[str, Any]]]
-
 RETRY_INTERVAL = 1.0
 MASTER_TIMEOUT = 120.0
 """Seconds that a master may be away, as when it is restarted."""
 MIN_POLL_INTERVAL = 0.1
 MAX_POLL_INTERVAL = 1.0
-"""Seconds between two requests: short at first, and while something happens."""
+"""Seconds between two looks: short at first, and while something happens."""
 LOAD_FACTOR = 10
-"""A request that takes long is followed by a pause this many times as long, so that a large search is not slowed."""
+"""A look that takes long is followed by a pause this many times as long, so that a large search is not slowed."""
 QUEUE_DELAY = 1.0
 """Seconds that a trial may be queued before the reason is printed."""
-QUEUE_INTERVAL = 5.0
-"""Seconds between two requests for how many slots are in use."""
-_SILENT = ("PAUSED", "ACTIVE", "WAITING")
 _HOLDING = ("RUNNING", "STARTING", "PULLING", "PAUSING")
 
 
-def follow(experiment: Experiment, print_line: PrintLine | None, *, with_states: bool = False) -> None:
+def follow(
+    experiment: Experiment,
+    print_line: Callable[[dict[str, Any]], None] | None,
+    *,
+    tail: int | None = None,
+    with_states: bool = False,
+) -> None:
     """Watch an experiment until it has ended.
 
     Args:
         experiment: experiment, which is refreshed all the time.
-        print_line: prints a log line of a trial; None prints nothing at all.
+        print_line: prints a log line of one of its trials; None prints nothing at all.
+        tail: number of lines to begin with. Defaults to all so far.
         with_states: whether to print what becomes of the experiment and its trials, and on a terminal its progress.
 
     Raises:
@@ -56,7 +55,7 @@ def follow(experiment: Experiment, print_line: PrintLine | None, *, with_states:
     watch = command_for("experiment", "logs", experiment.id, "-f")
     try:
         with interrupted_by_sigterm(), _progress_line(with_states) as show:
-            _watch(experiment, print_line, with_states, show)
+            _watch(_Follower(experiment, print_line, tail, with_states, show))
     except MasterUnreachable as e:
         error(str(e))
         note(f"trials go on without the master; to watch again: {watch}")
@@ -69,172 +68,94 @@ def follow(experiment: Experiment, print_line: PrintLine | None, *, with_states:
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _watch(
-    experiment: Experiment,
-    print_line: PrintLine | None,
-    with_states: bool,
-    show: Callable[[Experiment, list[Trial]], None],
-) -> None:
-    tail = Tail(experiment)
-    queue = Queue()
-    states = _States()
-    while not tail.is_over:
-        lines = _read_patiently(tail)
-        if print_line is not None:
-            for trial, line in lines:
-                print_line(trial, line)
-            if why := queue.explain(experiment, tail.trials):
-                note(why)
-        if with_states:
-            states.print_changes(experiment, tail.trials)
-            show(experiment, tail.trials)
-        if not tail.is_over:
-            tail.pause()
-
-
-def _read_patiently(tail: Tail) -> Lines:
-    """Return the new lines; wait for a master that is away for a while."""
+def _watch(follower: _Follower) -> None:
+    """Look again and again until the end; wait for a master that is away for a while."""
     deadline = None
+    interval = MIN_POLL_INTERVAL
     while True:
+        began = time.monotonic()
         try:
-            return tail.read()
+            count = follower.look()
+            deadline = None
         except MasterUnreachable as e:
             if deadline is None:
-                deadline = time.monotonic() + MASTER_TIMEOUT
+                deadline = began + MASTER_TIMEOUT
                 note(f"{e}; trials go on, and it is asked again for {MASTER_TIMEOUT:.0f} s")
             if time.monotonic() > deadline:
                 raise
             time.sleep(RETRY_INTERVAL)
+            continue
+        if follower.is_over:
+            return
+        interval = MIN_POLL_INTERVAL if count else min(interval * 1.3, MAX_POLL_INTERVAL)
+        time.sleep(max(interval, LOAD_FACTOR * (time.monotonic() - began)))
 
 
-def all_lines(experiment: Experiment, tail: int | None = None) -> Iterable[tuple[Trial, dict[str, Any]]]:
-    """Return the lines of an experiment's trials so far in the order of their times, or the last of them."""
-    logs = [zip(repeat(trial), trial.logs(tail=tail), strict=False) for trial in experiment.trials()]
-    lines = heapq.merge(*logs, key=_time)
-    return lines if tail is None else deque(lines, tail)
-
-
-def _time(pair: tuple[Trial, dict[str, Any]]) -> float:
-    return float(pair[1].get("timestamp") or 0.0)
-
-
-class Tail:
-    """New log lines of an experiment, each once.
-
-    Args:
-        experiment: experiment, which each read refreshes.
+class _Follower:
+    """An experiment that is followed, look by look; :func:`follow` has the arguments.
 
     Attributes:
-        trials: trials, as of the last read.
-        is_over: whether the experiment has ended and every line was returned.
+        is_over: whether the experiment has ended and every line was printed.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self.trials: list[Trial] = []
+    def __init__(
+        self,
+        experiment: Experiment,
+        print_line: Callable[[dict[str, Any]], None] | None,
+        tail: int | None,
+        with_states: bool,
+        show: Callable[[Experiment, list[Trial]], None],
+    ) -> None:
         self.is_over = False
-        self._last_ids: dict[int, str] = {}
-        self._settled: dict[int, tuple[Any, ...]] = {}
-        self._took = 0.0
-        self._pause = MIN_POLL_INTERVAL
+        self._experiment = experiment
+        self._print_line = print_line
+        self._tail = tail
+        self._with_states = with_states
+        self._show = show
+        self._cursor = ""
+        self._queue = Queue()
+        self._shown: dict[int, tuple[str, int]] = {}
+        self._shown_state = ""
 
-    def read(self) -> Lines:
-        """Return the new lines with their trials, in the order in which they were printed."""
-        began = time.monotonic()
+    def look(self) -> int:
+        """Print what is new; return the number of lines.
+
+        Raises:
+            MasterUnreachable: If no master answers; the next look goes on where this one ended.
+        """
         # Asked before the lines are read: what is printed before the end is then among them.
-        ended = self.experiment.refresh().ended
-        self.trials = self.experiment.trials()
-        pages = []
-        more = False
-        for trial in self.trials:
-            page, is_full = self._read_trial(trial)
-            pages.append([(trial, line) for line in page])
-            more |= is_full
-        lines = list(heapq.merge(*pages, key=_time))
-        self.is_over = ended and not more
-        self._took = time.monotonic() - began
-        if more:
-            self._pause = 0.0
-        elif lines:
-            self._pause = MIN_POLL_INTERVAL
-        else:
-            self._pause = min(max(self._pause, MIN_POLL_INTERVAL) * 1.3, MAX_POLL_INTERVAL)
-        return lines
+        ended = self._experiment.refresh().ended
+        count = 0
+        trials = []
+        if self._print_line is not None:
+            trials = self._experiment.trials()
+            for line in self._experiment.logs(after=self._cursor, tail=self._tail):
+                self._print_line(line)
+                count += 1
+                if cursor := line.get("cursor"):
+                    self._cursor = cursor
+                    self._tail = None
+            if why := self._queue.explain(self._experiment, trials):
+                note(why)
+        if self._with_states:
+            self._print_states(trials)
+            self._show(self._experiment, trials)
+        self.is_over = ended
+        return count
 
-    def pause(self) -> None:
-        """Wait until the next read is due."""
-        if self._pause:
-            time.sleep(max(self._pause, LOAD_FACTOR * self._took))
-
-    def _read_trial(self, trial: Trial) -> tuple[list[dict[str, Any]], bool]:
-        """Return the new lines of a trial, and whether there may be more already."""
-        from det_core.client._experiments import PAGE, log_page
-
-        state = trial_state(trial)
-        mark = (state, trial.record.trial_run_id)  # a later run prints anew, in the same state
-        if self._settled.get(trial.id) == mark:
-            return [], False
-        page = log_page(trial.master, trial.id, self._last_ids.get(trial.id, ""))
-        if page:
-            self._last_ids[trial.id] = page[-1]["id"]
-        elif trial.ended or state in _SILENT:
-            self._settled[trial.id] = mark  # it prints nothing more in this state
-        return page, len(page) >= PAGE
-
-
-class Queue:
-    """Reasons why no trial of an experiment runs: each printed once, after a while."""
-
-    def __init__(self) -> None:
-        self._due = time.monotonic() + QUEUE_DELAY
-        self._printed = ""
-
-    def explain(self, experiment: Experiment, trials: Sequence[Trial]) -> str:
-        """Return why nothing of it runs, if that is so and was not returned yet; else empty."""
-        now = time.monotonic()
-        if experiment.ended or any(trial.state in _HOLDING for trial in trials):
-            self._due = now + QUEUE_DELAY
-            self._printed = ""
-            return ""
-        if now < self._due:
-            return ""  # nearly every trial is queued for a moment
-        self._due = now + QUEUE_INTERVAL
-        why = _why_queued(experiment, trials)
-        if why == self._printed:
-            return ""
-        self._printed = why
-        return why
-
-
-def _why_queued(experiment: Experiment, trials: Sequence[Trial]) -> str:
-    if experiment.state == "PAUSED":
-        return f"experiment {experiment.id} is paused; to resume it: {command_for('e', 'activate', experiment.id)}"
-    if not any(trial.state == "QUEUED" for trial in trials):
-        return ""
-    about = experiment.master.get("master")
-    needed = experiment.config.get("resources", {}).get("slots_per_trial", 1)
-    in_use = f"{about.get('slotsInUse')} of {about.get('slots')} are in use"
-    return f"queued: a trial of experiment {experiment.id} needs {needed} slot(s), and {in_use}"
-
-
-class _States:
-    """States of an experiment and its trials, whose changes are printed on stderr."""
-
-    def __init__(self) -> None:
-        self._trials: dict[int, tuple[str, int]] = {}
-        self._experiment = ""
-
-    def print_changes(self, experiment: Experiment, trials: list[Trial]) -> None:
+    def _print_states(self, trials: list[Trial]) -> None:
+        """Print on stderr which states have changed."""
         for trial in trials:
-            before = self._trials.get(trial.id)
+            before = self._shown.get(trial.id)
             now = (trial_state(trial), trial.restarts)
             if now != before:
-                self._trials[trial.id] = now
-                note(f"trial {trial.id} {now[0]}{_details(experiment, trial, before)}")
-        state = experiment_state(experiment)
-        if state != self._experiment:
-            self._experiment = state
-            note(": ".join(filter(None, [f"experiment {experiment.id} {state}", saving_trials(experiment)])))
+                self._shown[trial.id] = now
+                note(f"trial {trial.id} {now[0]}{_details(self._experiment, trial, before)}")
+        state = experiment_state(self._experiment)
+        if state != self._shown_state:
+            self._shown_state = state
+            saving = saving_trials(self._experiment)
+            note(": ".join(filter(None, [f"experiment {self._experiment.id} {state}", saving])))
 
 
 def _details(experiment: Experiment, trial: Trial, before: tuple[str, int] | None) -> str:
@@ -250,6 +171,39 @@ def _details(experiment: Experiment, trial: Trial, before: tuple[str, int] | Non
     elif trial.state != "ERROR":
         cause = ""
     return f"{text} ({cause})" if cause else text
+
+
+class Queue:
+    """Why no trial of an experiment runs: told once, after a while."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._told = ""
+
+    def explain(self, experiment: Experiment, trials: Sequence[Trial]) -> str:
+        """Return why nothing of it runs, if that is so and was not returned yet; else empty."""
+        if experiment.ended or any(trial.state in _HOLDING for trial in trials):
+            self._since = time.monotonic()
+            self._told = ""
+            return ""
+        # Nearly every trial is queued for a moment.
+        if self._told == experiment.state or time.monotonic() < self._since + QUEUE_DELAY:
+            return ""
+        why = _why_queued(experiment, trials)
+        if why:
+            self._told = experiment.state
+        return why
+
+
+def _why_queued(experiment: Experiment, trials: Sequence[Trial]) -> str:
+    if experiment.state == "PAUSED":
+        return f"experiment {experiment.id} is paused; to resume it: {command_for('e', 'activate', experiment.id)}"
+    if not any(trial.state == "QUEUED" for trial in trials):
+        return ""
+    about = experiment.master.get("master")
+    needed = experiment.config.get("resources", {}).get("slots_per_trial", 1)
+    in_use = f"{about.get('slotsInUse')} of {about.get('slots')} are in use"
+    return f"queued: a trial of experiment {experiment.id} needs {needed} slot(s), and {in_use}"
 
 
 @contextmanager

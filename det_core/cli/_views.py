@@ -187,17 +187,17 @@ def line_text(line: Mapping[str, Any]) -> str:
     return text
 
 
-def print_line(trial: Trial, line: Mapping[str, Any]) -> None:
+def print_line(line: Mapping[str, Any]) -> None:
     """Print a log line among those of other trials."""
-    print(f"[trial {trial.id}] {line_text(line)}", flush=True)
+    print(f"[trial {line.get('trial_id')}] {line_text(line)}", flush=True)
 
 
-def print_line_as_json(trial: Trial, line: Mapping[str, Any]) -> None:
+def print_line_as_json(line: Mapping[str, Any]) -> None:
     """Print a log line as an object."""
     import orjson  # here, as only programs need it
 
     view = {
-        "trial": trial.id,
+        "trial": line.get("trial_id"),
         "rank": line.get("rank_id"),
         "time": line.get("timestamp"),
         "level": _level(line),

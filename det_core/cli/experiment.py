@@ -222,11 +222,11 @@ def print_created(experiment: Experiment, as_json: bool) -> None:
     note(f"to watch it: {command_for('experiment', 'logs', experiment.id, '-f')}")
 
 
-def watch(experiment: Experiment, as_json: bool = False) -> int:
+def watch(experiment: Experiment, as_json: bool = False, tail: int | None = None) -> int:
     """Follow an experiment to its end and print its result; return the exit status for it."""
     from det_core.cli._follow import follow
 
-    follow(experiment, None if as_json else print_line, with_states=not as_json)
+    follow(experiment, None if as_json else print_line, tail=tail, with_states=not as_json)
     if as_json:
         print_json(experiment_json(experiment, result=True))
     else:
@@ -350,20 +350,17 @@ def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]
 @on_master
 def logs(master: Master, experiment: int | str, follow: bool, tail: int | None, as_json: bool) -> int:
     """Print what the trials of an experiment have printed."""
-    from det_core.cli._follow import all_lines
     from det_core.cli._follow import follow as follow_lines
 
-    if follow and tail is not None:
-        raise click.UsageError("--tail and --follow exclude each other for the trials of an experiment")
     found = find_experiment(master, experiment)
     if follow and not as_json:
-        return watch(found)
+        return watch(found, tail=tail)
     if follow:
-        follow_lines(found, print_line_as_json)
+        follow_lines(found, print_line_as_json, tail=tail)
         return 0
     show = print_line_as_json if as_json else print_line
-    for trial, line in all_lines(found, tail):
-        show(trial, line)
+    for line in found.logs(tail=tail):
+        show(line)
     return 0
 
 

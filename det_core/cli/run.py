@@ -24,7 +24,7 @@ from det_core.cli._views import experiment_json, first_line, line_text
 from det_core.cli.experiment import print_created, submit
 
 if TYPE_CHECKING:
-    from det_core.client import Experiment, Master, Trial
+    from det_core.client import Experiment, Master
 
 _EXAMPLES = f"""\
 examples:
@@ -73,7 +73,7 @@ def command(
     return _exit_status(experiment)
 
 
-def _print_line(_trial: Trial, line: Mapping[str, Any]) -> None:
+def _print_line(line: Mapping[str, Any]) -> None:
     """Print a line as if the script ran here."""
     stream = sys.stderr if line.get("stdtype") == "stderr" else sys.stdout
     print(line_text(line), file=stream, flush=True)

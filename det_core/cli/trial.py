@@ -127,7 +127,7 @@ def logs(
     found = find_trial(master, trial)
     for line in found.logs(follow=follow, tail=tail, level=level, rank=rank):
         if as_json:
-            print_line_as_json(found, line)
+            print_line_as_json(line)
         else:
             print(line_text(line), flush=True)
 

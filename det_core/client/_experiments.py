@@ -30,8 +30,6 @@ WAIT_TIMEOUT = 30.0
 """Longest time that one request for the end of an experiment may last, in seconds."""
 TRIALS_AT_A_TIME = 100
 """Trials whose metrics one request asks for: their IDs are in its URL."""
-PAGE = 1000
-"""Maximum number of lines in a page of a log."""
 
 
 def connect(master: str | None = None, token: str | None = None, home: Path | str | None = None) -> Master:
@@ -107,6 +105,8 @@ class _Shown(Generic[V]):
 
     _kind: type[V]
     _name: str
+    _place: str
+    """Key of a log line with the place behind it."""
 
     def __init__(self, master: Master, value: Mapping[str, Any]) -> None:
         self.master = master
@@ -147,6 +147,48 @@ class _Shown(Generic[V]):
         """Return its checkpoints, newest first, those deleted since included: see ``state``."""
         return list(map(from_wire, list_rows(self.master, self._path("checkpoints"))))
 
+    def logs(
+        self,
+        *,
+        after: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        level: str | None = None,
+        rank: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield its log lines; those of an experiment's trials in the order of their times.
+
+        A line has ``trial_id``, ``timestamp`` in seconds, ``level``, ``rank_id``, ``stdtype`` and ``log``.
+
+        Args:
+            after: ``id`` of a line of a trial: only newer ones; for an experiment the ``cursor`` that some lines have,
+                the last one always.
+            follow: Whether to wait for more until it has ended.
+            tail: Only the last of the lines so far, and with ``follow`` those that come.
+            level: Lowest level: ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``.
+            rank: Only lines of this rank.
+        """
+        query: dict[str, Any] = {"follow": follow, "level": level, "rank": rank, "tail": tail}
+        while True:
+            part = []
+            try:
+                with self.master.lines(self._path("logs"), {**query, "after": after}) as lines:
+                    for line in map(from_wire, lines):
+                        part.append(line)
+                        # Only whole parts: behind another line of an experiment a stream cannot be resumed.
+                        if place := line.get(self._place):
+                            after = place
+                            query["tail"] = None
+                            yield from part
+                            part = []
+            except MasterUnreachable:
+                # A stream that is followed breaks when the master is restarted or nothing is printed for a minute.
+                if not follow:
+                    raise
+            # Asked anew: a stream also ends when the server stops, and the trial may go on.
+            if not follow or self.refresh().ended:
+                return
+
 
 class Experiment(_Shown[ExperimentView]):
     """An experiment, as it was when it was last asked for; :meth:`refresh` asks anew.
@@ -160,6 +202,7 @@ class Experiment(_Shown[ExperimentView]):
 
     _kind = ExperimentView
     _name = "experiment"
+    _place = "cursor"
 
     def __repr__(self) -> str:
         return f"Experiment({self.id}, name={self.name!r}, state={self.state!r})"
@@ -248,11 +291,6 @@ class Experiment(_Shown[ExperimentView]):
     def search(self) -> dict[str, Any]:
         """Return the state of its search: rungs and brackets, and the number of its events."""
         return from_wire(self.master.get(self._path("search"))["search"])
-
-    def logs(self) -> Iterator[dict[str, Any]]:
-        """Yield the log lines of all its trials so far, trial by trial; see :meth:`Trial.logs`."""
-        for trial in self.trials():
-            yield from trial.logs()
 
     def best_checkpoint(self) -> dict[str, Any] | None:
         """Return the checkpoint with the best value of :attr:`metric` of those that still exist, else the newest."""
@@ -360,6 +398,7 @@ class Trial(_Shown[TrialView]):
 
     _kind = TrialView
     _name = "trial"
+    _place = "id"
 
     def __init__(self, master: Master, value: Mapping[str, Any]) -> None:
         super().__init__(master, value)
@@ -418,40 +457,6 @@ class Trial(_Shown[TrialView]):
         """Return its metrics as a table; see :meth:`Experiment.metrics`."""
         return _metrics_table(self.master, [self.id], group)
 
-    def logs(
-        self,
-        *,
-        after: str = "",
-        follow: bool = False,
-        tail: int | None = None,
-        level: str | None = None,
-        rank: int | None = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Yield its log lines: ``id``, ``timestamp`` in seconds, ``level``, ``rank_id``, ``stdtype``, ``log``.
-
-        Args:
-            after: ``id`` of a line: only newer ones.
-            follow: Whether to wait for more until the trial has ended.
-            tail: Only the last of the lines so far, and with ``follow`` those that come.
-            level: Lowest level: ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``.
-            rank: Only lines of this rank.
-        """
-        query: dict[str, Any] = {"follow": follow, "level": level, "rank": rank, "tail": tail}
-        while True:
-            try:
-                with self.master.lines(self._path("logs"), {**query, "after": after}) as lines:
-                    for line in map(from_wire, lines):
-                        after = line["id"]
-                        query["tail"] = None
-                        yield line
-            except MasterUnreachable:
-                # A stream that is followed breaks when the master is restarted or nothing is printed for a minute.
-                if not follow:
-                    raise
-            # Asked anew: a stream also ends when the server stops, and the trial may go on.
-            if not follow or self.refresh().ended:
-                return
-
 
 def create(
     master: Master,
@@ -489,18 +494,6 @@ def create(
             raise
         raise ExperimentInvalid([line for line in str(e).splitlines() if line.strip()]) from e
     return Experiment(master, answer["experiment"]), list(answer.get("configWarnings") or ())
-
-
-def log_page(master: Master, trial_id: int, after: str) -> list[dict[str, Any]]:
-    """Return the next lines of a trial's log so far, at most :data:`PAGE`.
-
-    Args:
-        master: Master of the trial.
-        trial_id: ID of the trial.
-        after: ``id`` of a line: only newer ones.
-    """
-    with master.lines(f"trials/{trial_id}/logs", {"after": after, "limit": PAGE}) as lines:
-        return [from_wire(line) for line in lines]
 
 
 def metric_rows(master: Master, trials: Sequence[int], group: str | None) -> Iterator[dict[str, Any]]:

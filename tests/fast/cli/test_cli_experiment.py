@@ -301,8 +301,11 @@ def test_logs_of_an_experiment_are_whole_and_in_order(master: Running, command: 
     assert command("e", "logs", number, "--tail", 2).splitlines() == [f"[trial {trial}] 1398", f"[trial {trial}] 1399"]
     assert command("t", "logs", trial, "-n", 1) == "1399\n"
     assert command("t", "logs", trial, "--level", "error") == command("t", "logs", trial, "--rank", 7) == ""
-    assert command("e", "logs", number, "-n", 1, "-f", status=2) == ""
     command("e", "kill", number)
+    followed = command("e", "logs", number, "-n", 1, "-f", status=4)
+    assert "CANCELED" in followed and not re.search("] (1398|0)$", followed, re.M), "from the last line on"
+    lines = [json.loads(line) for line in command("e", "logs", number, "-f", "--json").splitlines()]
+    assert [line["text"] for line in lines if line["trial"] == trial][:1400] == [str(n) for n in range(1400)]
 
 
 def test_an_empty_token_file_is_one_line(home: Path, command: Command, tmp_path: Path) -> None:

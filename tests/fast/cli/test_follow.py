@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from det_core._clock import iso
 from det_core.cli import _follow, app
-from det_core.cli._follow import Queue, Tail
+from det_core.cli._follow import Queue
 from det_core.cli._output import duration
 from det_core.cli._views import (
     exit_status,
@@ -28,7 +29,6 @@ from det_core.cli._views import (
 from det_core.client import Experiment, Master, Trial
 from det_core.client._address import Address
 from det_core.errors import MasterUnreachable
-from support.answers import Say, answering
 from support.running_master import CONFIG, Running
 
 
@@ -96,14 +96,14 @@ class Told:
 
     def lines(self, _path: str, query: dict[str, Any], **_more: Any) -> Any:
         """Return the lines of a log; the next look begins when they were read."""
-        import contextlib
-
         assert query["after"] == (str(self._count) if self._count else "")
         lines = self._looks[0][2]
         if len(self._looks) > 1:
             self._looks.pop(0)
-        found = [{"id": str(self._count + n), "log": text, "stdtype": "stdout"} for n, text in enumerate(lines, 1)]
         self._count += len(lines)
+        found = [{"trialId": 5, "log": text, "stdtype": "stdout"} for text in lines]
+        if found:
+            found[-1]["cursor"] = str(self._count)
         return contextlib.nullcontext(iter(found))
 
 
@@ -155,10 +155,10 @@ def test_a_master_that_stays_away_ends_it(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_ctrl_c_says_how_to_come_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: Tail) -> None:
+    def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Tail, "pause", interrupt)
+    monkeypatch.setattr(_follow.time, "sleep", interrupt)
     assert follow(told(*LOOKS), master="gpu1:80") == 130
     said = capsys.readouterr().err
     assert "to watch it: det-core experiment logs 1 -f --master gpu1:80\n" in said
@@ -166,7 +166,7 @@ def test_ctrl_c_says_how_to_come_back(capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_sigterm_does_as_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tail, "pause", lambda _tail: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(_follow.time, "sleep", lambda _seconds: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     assert follow(told(*LOOKS)) == 130
     assert "experiment 1 goes on; to watch it: det-core experiment logs 1 -f\n" in capsys.readouterr().err
@@ -175,7 +175,6 @@ def test_sigterm_does_as_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch:
 
 def test_why_nothing_runs_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_follow, "QUEUE_DELAY", 0.0)
-    monkeypatch.setattr(_follow, "QUEUE_INTERVAL", 0.0)
     running = Running(tmp_path, limit=1 << 20)
     try:
         with Master(Address(running.url, running.token)) as master:
@@ -216,19 +215,3 @@ def test_a_terminal_shows_progress_below_the_lines(
     assert follow(told(*LOOKS)) == 0
     out = capsys.readouterr().out
     assert "[trial 5] one\n" in out and "experiment 1 COMPLETED" in out and "1 completed" in out
-
-
-def test_pages_of_lines_are_read_to_their_end() -> None:
-    from det_core.client._experiments import PAGE
-
-    lines = [f"{n}\n" for n in range(PAGE)]
-    tail = Tail(told(("COMPLETED", "COMPLETED", lines), ("COMPLETED", "COMPLETED", ["last\n"])))
-    assert len(tail.read()) == PAGE and not tail.is_over
-    assert [line["log"] for _, line in tail.read()] == ["last\n"] and tail.is_over
-
-
-def test_a_stream_with_an_error_in_it_is_that_error() -> None:
-    with answering(Say(200, b'{"result": {"id": "1", "log": "a"}}\n')) as server, Master(Address(server.url)) as master:
-        from det_core.client._experiments import log_page
-
-        assert [line["id"] for line in log_page(master, 3, "")] == ["1"]
