@@ -121,16 +121,6 @@ def subcommands(name: str) -> set[str]:
     return set(command.commands) if isinstance(command, click.Group) else set()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_parse(shell: str, tmp_path: Path) -> None:
-    script = tmp_path / "completion"
-    script.write_text(commands.det_core("completion", shell).stdout)
-    assert f"_DET_CORE_COMPLETE={shell}_complete" in script.read_text()
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    assert subprocess.run([shell, "-n", script]).returncode == 0
-
-
 def complete(*lines: str) -> list[set[str]]:
     """Return bash's completions of the last word of each line."""
     code = (
@@ -160,23 +150,5 @@ def test_bash_completes_commands_and_run_ids(home: Path) -> None:
         f"det-core runs show --home {home / 'other'} ": {one_run(home / "other").run_id, "latest"},
         "det-core slurm logs -f ": {chain_id, "latest"},
         f"det-core slurm cancel {chain_id[:4]}": {chain_id},
-    }
-    assert complete(*lines) == list(lines.values())
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_checkpoint_ids(home: Path, tmp_path: Path) -> None:
-    older, store = run_with_checkpoints(home, tmp_path, [10])
-    newest, _ = run_with_checkpoints(home, tmp_path, [20, 30])
-    of_newest = {f"c{step}-{newest[-6:]}" for step in (20, 30)}
-    of_older = {f"c10-{older[-6:]}", "latest"}
-    lines = {
-        "det-core checkpoint ": subcommands("checkpoint"),
-        **{f"det-core checkpoint {word} ": {*of_newest, "latest"} for word in ("download", "rm")},
-        "det-core checkpoint verify c2": {f"c20-{newest[-6:]}"},
-        f"det-core checkpoint rm --run {older} ": of_older,
-        f"det-core checkpoint rm --storage={store.root} ": of_older,
-        f"det-core checkpoint rm --storage = {store.root} ": of_older,  # as bash breaks it into words
-        "det-core checkpoint gc --run ": {older, newest, "latest"},
     }
     assert complete(*lines) == list(lines.values())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ import pytest
 
 from det_core import client
 from det_core.cli import main
-from det_core.journal import RunFolder
 from det_core.storage import DirectoryStore, Owner, RetentionDecision, RetentionPolicy
 from support import commands
 from support.stored import FILES, put, run_with_checkpoints
@@ -34,25 +31,6 @@ def det_core(*arguments: object, check: int = 0, **more: Any) -> subprocess.Comp
 def as_json(*arguments: object, check: int = 0) -> Any:
     """Return the output with ``--json``."""
     return json.loads(det_core(*arguments, "--json", check=check).stdout)
-
-
-def on_terminal(*arguments: object) -> tuple[int, str]:
-    """Return the exit status, and the output at a terminal."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "140", "TERM": "xterm"}
-    command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
-    try:
-        done = subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    finally:
-        os.close(theirs)
-    seen = b""
-    try:
-        while part := os.read(ours, 65536):
-            seen += part
-    except OSError:  # a terminal that nobody writes to any more
-        pass
-    os.close(ours)
-    return done.returncode, seen.decode()
 
 
 def damage(store: Any, storage_id: str, path: str) -> None:
@@ -82,15 +60,6 @@ def test_list(home: Path, tmp_path: Path) -> None:
     put(store, "another", 5, tmp_path, run_id="other")
     assert len(as_json("list", "--storage", store.root)) == 3
     assert [row["storage_id"] for row in as_json("list", "--storage", store.root, "--run", "oth")] == ["another"]
-
-
-def test_a_list_that_is_empty(home: Path, tmp_path: Path) -> None:
-    assert "no runs in" in det_core("list", check=1).stderr
-    run_id, store = run_with_checkpoints(home, tmp_path, [])
-    assert det_core("list").stderr == f"det-core: no checkpoints of run {run_id} in {store.root}\n"
-    assert as_json("list") == []
-    assert f"no checkpoints in {tmp_path}/no\n" in det_core("list", "--storage", tmp_path / "no").stderr
-    assert not (tmp_path / "no").exists()
 
 
 def test_describe(home: Path, tmp_path: Path) -> None:
@@ -207,20 +176,6 @@ def test_verify_names_what_is_damaged_and_goes_on(home: Path, tmp_path: Path) ->
         assert "name the checkpoints to verify, or --all" in det_core("verify", *wrong, check=2).stderr
 
 
-def test_a_broken_manifest_is_damage(home: Path, tmp_path: Path) -> None:
-    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
-    one = f"c10-{run_id[-6:]}"
-    manifest = Path(store.root, one, ".det_core", "manifest.json")
-    manifest.write_bytes(manifest.read_bytes()[:-10])
-    done = det_core("verify", one, check=1)
-    assert "its manifest cannot be read" in done.stderr + done.stdout
-    results = as_json("verify", "--all", check=1)
-    assert [(r["storage_id"], r["state"]) for r in results] == [(one, "damaged"), (f"c20-{run_id[-6:]}", "complete")]
-    done = det_core("list")
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [f"c20-{run_id[-6:]}"]
-    assert done.stderr.startswith(f"det-core: warning: not listed: checkpoint {one} in {store.root}: its manifest")
-
-
 def test_unreadable_checkpoint_of_another_run_stops_no_command(home: Path, tmp_path: Path) -> None:
     run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
     ids = [f"c{step}-{run_id[-6:]}" for step in (10, 20)]
@@ -261,21 +216,6 @@ def test_rm(home: Path, tmp_path: Path) -> None:
     assert [h.storage_id for h in store.list()] == [ids[3]]
     shown = commands.det_core("runs", "show", "latest", "--json")
     assert [c["storage_id"] for c in json.loads(shown.stdout)["checkpoints"]] == [ids[3]]
-
-
-@pytest.mark.parametrize(("answer", "status"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
-def test_rm_asks_on_a_terminal(home: Path, tmp_path: Path, answer: bytes, status: int) -> None:
-    _, store = run_with_checkpoints(home, tmp_path, [10, 20])
-    ours, theirs = pty.openpty()
-    try:
-        os.write(ours, answer)
-        done = det_core("rm", "latest", stdin=theirs, check=status)
-    finally:
-        os.close(ours)
-        os.close(theirs)
-    assert "delete 1 checkpoint? [y/N]" in done.stdout
-    assert "is the newest of its run" in done.stderr
-    assert len(store.list()) == 1 + bool(status)
 
 
 def test_rm_of_the_newest_warns_what_the_next_start_is_from(home: Path, tmp_path: Path) -> None:
@@ -365,16 +305,6 @@ def test_gc_beside_a_training_that_saves_deletes_and_counts_what_was_judged(
     assert [h.storage_id[:3] for h in store.list()] == ["c30", "lat"]
 
 
-def test_gc_by_age_and_by_a_larger_metric(home: Path, tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path / "store")
-    for ordinal, (days, accuracy) in enumerate([(10, 0.9), (8, 0.5), (3, 0.1), (0, 0.2)], 1):
-        age, metadata = days * 86400.0, {"accuracy": accuracy}
-        put(store, f"c{ordinal}", ordinal, tmp_path, ordinal=ordinal, age=age, metadata=metadata)
-    keep = ("--keep-newer", "7d", "--keep-best", 1, "--metric", "accuracy", "--larger-is-better")
-    det_core("gc", *keep, "--storage", store.root)
-    assert [h.storage_id for h in store.list()] == ["c1", "c3", "c4"]
-
-
 def test_gc_of_a_storage_with_several_runs(home: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     runs = [run_with_checkpoints(home, tmp_path, [10, 20], storage=shared)[0] for _ in "ab"]
@@ -386,36 +316,3 @@ def test_gc_of_a_storage_with_several_runs(home: Path, tmp_path: Path) -> None:
     assert len(store.list(runs[1])) == 2
     det_core("gc", "--keep-latest", 1, "--storage", shared, "--all-runs")
     assert [h.steps_completed for h in store.list(runs[1])] == [20]
-
-
-def test_gc_that_cannot_delete_says_so(home: Path, tmp_path: Path) -> None:
-    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
-    aside = Path(store.root, ".det_core-tmp")
-    aside.rmdir() if aside.exists() else None
-    aside.write_text("in the way")
-    done = commands.det_core("checkpoint", "gc", "--keep-latest", 1, check=1)
-    assert done.stdout == "deleted 0 of 2 checkpoint(s); kept: the latest\n"
-    assert f"1 older checkpoint(s) could not be deleted, and stay for now: c10-{run_id[-6:]}: " in done.stderr
-    assert len(store.list()) == 2
-
-
-@pytest.mark.parametrize("command", [("verify", "--all"), ("download", "latest", "out"), ("gc", "--keep-latest", 1)])
-def test_a_terminal_shows_a_bar_that_goes(home: Path, tmp_path: Path, command: tuple[object, ...]) -> None:
-    run_with_checkpoints(home, tmp_path, [10, 20])
-    status, seen = on_terminal(*(tmp_path / c if c == "out" else c for c in command))
-    assert status == 0
-    assert "━" in seen
-    assert seen.count("\x1b[2K") >= 1, "the bar is removed at the end"
-    assert any(word in seen for word in ("complete: 71 kB", "downloaded checkpoint", "deleted 1 of 2"))
-
-
-def test_a_live_run_can_be_looked_at(home: Path, tmp_path: Path) -> None:
-    run_id, _ = run_with_checkpoints(home, tmp_path, [10])
-    live = RunFolder.open(home, run_id)
-    live.begin_restart()
-    try:
-        assert len(as_json("list")) == 1
-        det_core("verify", "--all")
-        det_core("gc", "--keep-latest", 1)
-    finally:
-        live.release()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from typing import Any
 import pytest
 
 from det_core.cli import main
-from det_core.cli._output import note_if_slow
-from det_core.cli.master import _urls_elsewhere
 from support.processes import until
 from support.running_master import TOKEN, Running
 
@@ -229,20 +225,6 @@ def test_a_script_that_is_not_in_the_folder_is_said(master: Running, command: Co
     assert missing("python fit.py", tmp_path) == []
 
 
-def test_more_slots_than_there_are_says_what_to_type(master: Running, command: Command, config: Path) -> None:
-    command("e", "create", config, "--slots", 257, status=2)
-    assert command.errors == (
-        "det-core: error: resources.slots_per_trial is 257: this master has 256 slot(s); for more, "
-        "det-core master down, and det-core master up --slots 257\n"
-    )
-
-
-def test_a_public_address_without_a_token_is_refused(home: Path, command: Command) -> None:
-    command("master", "up", "--host", "0.0.0.0", status=1)
-    assert "--token-file" in command.errors
-    assert not (home / "master" / "master.json").exists()
-
-
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [
@@ -321,12 +303,6 @@ def test_a_wrong_token_is_said(master: Running, command: Command, monkeypatch: p
     assert "expects its user's token, and this one is wrong: set DET_USER_TOKEN" in command.errors
 
 
-def test_a_master_that_is_there_is_described(master: Running, command: Command) -> None:
-    told = command.json("master", "status")
-    assert (told["running"], told["url"], told["slots"]) == (True, master.url, master.engine.pool.slots)
-    assert f"of {master.engine.pool.slots} in use" in command("master", "status")
-
-
 def test_which_master_is_meant_is_the_same_for_all_commands(
     home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,17 +321,6 @@ def test_which_master_is_meant_is_the_same_for_all_commands(
     assert "DET_MASTER: invalid master address 'ftp://x'" in command.errors
 
 
-def test_the_addresses_for_other_machines(tmp_path: Path) -> None:
-    def of(**said: str) -> list[str]:
-        (tmp_path / "master.json").write_text(json.dumps({"url": "http://127.0.0.1:8080", **said}))
-        return _urls_elsewhere(tmp_path)
-
-    assert of() == of(listens="127.0.0.1") == of(listens="::1") == of(listens="localhost") == []
-    assert of(listens="192.0.2.7") == ["http://192.0.2.7:8080"]
-    assert of(listens="0.0.0.0") == of(listens="::") == [f"http://{socket.gethostname()}:8080"]
-    assert of(listens="2001:db8::7") == ["http://[2001:db8::7]:8080"]
-
-
 @pytest.mark.parametrize("line", ["runs list", "checkpoint list", "e list", "master up", "run -- true"])
 def test_a_home_that_is_none_is_one_line_with_what_to_do(
     line: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
@@ -367,51 +332,7 @@ def test_a_home_that_is_none_is_one_line_with_what_to_do(
     assert f"{tmp_path}/file" in said and "Not a directory" in said and "et DET_CORE_HOME to a" in said
 
 
-def offered(command: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
-    """Return the completions of the last word of a command line, as the script for bash asks for them."""
-    with monkeypatch.context() as patch:
-        patch.setenv("_DET_CORE_COMPLETE", "bash_complete")
-        patch.setenv("COMP_WORDS", f"det-core {line}")
-        patch.setenv("COMP_CWORD", str(len(f"x {line}".split(" ")) - 1))
-        return [word.removeprefix("plain,") for word in command().split()]
-
-
-def test_a_group_alone_shows_its_commands_and_options_complete(
-    home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "download-checkpoint" in command("e")
-    options = offered(command, monkeypatch, "e create search.yaml --")
-    assert {"--follow", "--config", "--master"} <= set(options) and "--yes" not in options
-    assert "--version" in offered(command, monkeypatch, "--")
-
-
-def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with note_if_slow("packing"):
-        pass
-    said = threading.Event()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("det_core.cli._output.note", lambda message: (print(message), said.set()))
-        with note_if_slow("starting", delay=0.0):
-            assert said.wait()
-    assert capsys.readouterr().out == "starting\n"
-
-
-def test_without_a_master_none_is_started_to_look(
-    home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_master_none_is_started_to_look(home: Path, command: Command) -> None:
     assert command.json("master", "status", status=1) == {"running": False, "home": str(home)}
     assert command("master", "down") == ""
-    assert offered(command, monkeypatch, "e logs ") == []
     assert not (home / "master").exists()
-
-
-def test_ids_complete_from_a_master(
-    master: Running, command: Command, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    number = command.json("e", "create", config, "--paused")["id"]
-    ids = offered(command, monkeypatch, "e logs ")
-    assert ids[0] == str(number) and ids[-1] == "latest"
-    command("e", "activate", number)
-    trial = str(master.launched(number)[0].trial_id)
-    assert trial in offered(command, monkeypatch, f"t logs --master {master.url} ")
-    command("e", "kill", number)

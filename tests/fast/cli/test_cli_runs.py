@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core import client, core
+from det_core import core
 from det_core.journal import Journal, RunFolder
 from det_core.storage import DirectoryStore, Owner
 from support.commands import det_core
@@ -66,26 +66,6 @@ def test_control_characters_of_names_are_escaped_for_people(home: Path) -> None:
     assert json.loads(det_core("runs", "list", "--json").stdout)[0]["name"] == name
 
 
-def test_restarts_in_json_are_those_of_the_table(home: Path) -> None:
-    fresh, resumed = one_run(home).run_id, rich_run(home)
-    table = {row.split()[0]: row.split()[4] for row in det_core("runs", "list").stdout.splitlines()[1:]}
-    rows = {row["run_id"]: str(row["restarts"]) for row in json.loads(det_core("runs", "list", "--json").stdout)}
-    shown = {run_id: str(client.run(run_id).restarts) for run_id in (fresh, resumed)}
-    assert table == rows == shown == {fresh: "0", resumed: "1"}
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_list_passes_over_a_journal_that_is_no_file(home: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    other, damaged = one_run(home), one_run(home)
-    path = damaged.path / "journal-0-0.jsonl"
-    path.unlink()
-    path.mkdir() if kind == "folder" else os.mkfifo(path)
-    rows = {row["run_id"]: row["state"] for row in json.loads(det_core("runs", "list", "--json").stdout)}
-    assert rows == {other.run_id: "completed", damaged.run_id: "died"}
-    assert len(det_core("runs", "list").stdout.splitlines()) == 3
-    assert f"ignoring {path}: not a regular file" in caplog.text
-
-
 def test_show(home: Path) -> None:
     run_id = rich_run(home)
     text = det_core("runs", "show", run_id[:12]).stdout
@@ -113,14 +93,6 @@ def test_show_says_how_a_run_was_started_and_why_it_ended(home: Path, monkeypatc
     shown = json.loads(det_core("runs", "show", "latest", "--json").stdout)
     assert (shown["detail"], shown["config"], shown["hparams"]["net"]) == ("ValueError: bad", {"seed": 7}, {"depth": 3})
     assert shown["start"]["argv"] == shown["argv"]
-
-
-def test_show_counts_torn_lines(home: Path) -> None:
-    run = one_run(home, outcome=None)
-    with open(run.path / "journal-0-0.jsonl", "ab") as f:
-        f.write(b'{"kind":"metrics","se')
-    assert "torn lines:  1 " in det_core("runs", "show", "latest").stdout
-    assert json.loads(det_core("runs", "show", "latest", "--json").stdout)["torn_lines"] == 1
 
 
 def test_ranks_that_disagree_are_told_of(home: Path) -> None:
@@ -289,14 +261,6 @@ def test_rm_where_a_checkpoint_is_read_or_a_storage_cannot_be_opened_deletes_not
     assert not (home / "runs" / run_id).exists() and len(store.list()) == 2
 
 
-def test_rm_of_the_folder_of_a_trial_leaves_what_its_experiment_has(home: Path, tmp_path: Path) -> None:
-    run_id, store = run_with_checkpoints(home, tmp_path, [10], storage=tmp_path / "elsewhere")
-    info = json.loads((home / "runs" / run_id / "run.json").read_text())
-    (home / "runs" / run_id / "run.json").write_text(json.dumps({**info, "run_id": "1.2.allocation"}))
-    assert det_core("runs", "rm", run_id, "--yes").stdout == f"deleted {home / 'runs' / run_id}\n"
-    assert len(store.list()) == 1
-
-
 def test_rm_refuses_a_live_run(home: Path) -> None:
     dead = one_run(home).run_id
     live = RunFolder.create(home, name="live")
@@ -322,17 +286,3 @@ def test_rm_asks_on_a_terminal(home: Path, tmp_path: Path, answer: bytes, status
     assert f"delete {what}? [y/N] " in done.stdout
     assert (home / "runs" / run_id).exists() == bool(status)
     assert len(store.list()) == status
-
-
-def test_a_table_on_a_terminal(home: Path) -> None:
-    run = one_run(home, name="a [bold]name[/bold]")
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
-    command = [sys.executable, "-m", "det_core.cli", "runs", "list"]
-    done = subprocess.run(command, stdout=theirs, stdin=subprocess.DEVNULL, env=environment)
-    os.close(theirs)
-    text = os.read(ours, 65536).decode()
-    os.close(ours)
-    assert done.returncode == 0
-    assert run.run_id in text
-    assert "a [bold]name[/bold]" in text

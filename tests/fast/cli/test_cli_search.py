@@ -163,15 +163,6 @@ def test_what_cannot_be_previewed_is_an_error(config: Any, capsys: pytest.Captur
     assert "searcher.max_trials" in first + second and "max_restarts" in first + second
 
 
-def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "preview", str(tmp_path / "none.yaml")]) == 2
-    assert f"File '{tmp_path}/none.yaml' does not exist" in capsys.readouterr().err
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("a: [1")
-    assert main(["search", "preview", str(broken)]) == 2
-    assert capsys.readouterr().err.startswith(f"det-core: error: {broken}: not readable as YAML or JSON (line 1")
-
-
 def test_a_missing_extra_is_one_line_with_its_command(config: Any, home: Path) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['fastapi', 'pydantic']))\n"

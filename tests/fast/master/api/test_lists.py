@@ -56,22 +56,6 @@ def test_list_of_experiments_without_limit_comes_in_pages(master: Running, monke
     assert [experiment.id for experiment in client.experiments(master.url)][:3] == ids[::-1]
 
 
-def test_list_of_checkpoints_without_limit_comes_in_pages(master: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_types, "MAX_ROWS", 2)
-    spec = master.a_trial()
-    for step in range(3):
-        body = {"uuid": f"{spec.task_id}-{step}", "taskId": spec.task_id, "metadata": {"steps_completed": step}}
-        assert master.ask("POST", "checkpoints", body).status == 200
-    newest_first = [f"{spec.task_id}-{step}" for step in (2, 1, 0)]
-    for path in (f"experiments/{spec.experiment_id}/checkpoints", f"trials/{spec.trial_id}/checkpoints"):
-        first = master.ask("GET", path).json
-        assert [checkpoint["uuid"] for checkpoint in first["checkpoints"]] == newest_first[:2]
-        assert first["pagination"] == {"offset": 0, "limit": 0, "startIndex": 0, "endIndex": 2, "total": 3}
-    monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
-    for owner in (client.experiment(spec.experiment_id, master.url), client.trial(spec.trial_id, master.url)):
-        assert [checkpoint["uuid"] for checkpoint in owner.checkpoints()] == newest_first
-
-
 def test_summary_of_metrics_comes_only_where_it_is_asked_for(master: Running) -> None:
     def ask(method: str, path: str, body: object = None) -> Any:
         return master.ask(method, path, body).json

@@ -17,15 +17,6 @@ SINGLE = {"name": "single", "max_length": 2}
 ASHA = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 2}
 
 
-async def obedient(trial: Trial) -> int:
-    """Wait to be stopped; train when started again."""
-    if trial.spec.trial_run_id > 1:
-        return await train(trial)
-    assert await trial.should_preempt(60)
-    await trial.acknowledge()
-    return 0
-
-
 async def one(b: Bench) -> str:
     """Return the ID of an allocation that runs."""
     await b.create(SINGLE)
@@ -64,15 +55,6 @@ async def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, mon
         with pytest.raises(NotFound):
             await _allocations.poll(b.service, "1.nobody.1", 60)
         assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
-
-
-async def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
-    async with bench(tmp_path, obedient) as b:
-        allocation = await one(b)
-        await _allocations.pending(b.service, allocation)
-        assert await b.ended(1) == "COMPLETED"
-        (trial,) = await trials_of(b.service, 1)
-        assert (trial.trial_run_id, trial.restarts) == (2, 0)
 
 
 async def dies(b: Bench) -> None:

@@ -16,15 +16,10 @@ from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
 from det_core.master.service import _checkpoints, _continue, _create, _queries, _retention, _steering
 from det_core.master.service._retention import due
-from support.mastered import bench, checkpoints_of, config_of, experiments_of, train, trials_of
+from support.mastered import bench, config_of, experiments_of, train, trials_of
 from support.scripted_trials import Script, Trial
 
 SINGLE = {"name": "single", "max_length": 2}
-
-
-async def fails_first(trial: Trial) -> int:
-    """Fail in the first run; train in the others."""
-    return 1 if trial.spec.trial_run_id == 1 else await train(trial)
 
 
 async def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -40,22 +35,6 @@ async def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
         await b.check_replay(number)
         with pytest.raises(WrongState, match="complete"):
             await _continue.continue_experiment(b.service, number)
-
-
-async def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        return await (fails_first if trial.spec.trial_id == 1 else train)(trial)
-
-    async with bench(tmp_path, script) as b:
-        number = await b.create({"name": "random", "max_length": 2, "max_trials": 2}, max_restarts=0)
-        assert await b.ended(number) == "COMPLETED"
-        assert [t.state for t in await trials_of(b.service, number)] == ["ERROR", "COMPLETED"]
-        with pytest.raises(WrongState, match="has ended"):
-            await _steering.pause(b.service, number)
-        await _continue.continue_experiment(b.service, number)
-        assert await b.ended(number) == "COMPLETED"
-        assert [t.state for t in await trials_of(b.service, number)] == ["COMPLETED", "COMPLETED"]
-        await b.check_replay(number)
 
 
 def keeping(folder: Path) -> Script:
@@ -77,79 +56,6 @@ def keeping(folder: Path) -> Script:
 def stored(folder: Path) -> int:
     """Return the number of checkpoints in a store."""
     return sum(not path.name.startswith(".") for path in folder.iterdir())
-
-
-async def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    async with bench(tmp_path, keeping(folder)) as b:
-        number = await b.create(
-            {"name": "random", "max_length": 2, "max_trials": 2},
-            checkpoint_storage={
-                "type": "directory",
-                "container_path": str(folder),
-                "save_experiment_best": 1,
-                "save_trial_best": 0,
-                "save_trial_latest": 1,
-            },
-        )
-        assert await b.ended(number) == "COMPLETED"
-
-        async def states() -> dict[tuple[int, int], str]:
-            return {(c.trial_id, c.steps_completed): c.state for c in await checkpoints_of(b.service, number)}
-
-        async def gone() -> int:
-            return list((await states()).values()).count("DELETED")
-
-        while await gone() < 3:
-            await asyncio.sleep(0.01)
-        kept = {key for key, state in (await states()).items() if state == "COMPLETED"}
-        assert kept == {(1, 2), (1, 3), (2, 3)}
-        assert stored(folder) == 3
-        best = await _checkpoints.best(b.service, number)
-        assert best is not None and (best.trial_id, best.steps_completed) == (1, 2)
-
-        await _retention.delete(b.service, [best.uuid])
-        while await gone() < 4:
-            await asyncio.sleep(0.01)
-        await _retention.delete_experiment(b.service, number)
-        while stored(folder) or await experiments_of(b.service):
-            await asyncio.sleep(0.01)
-        with pytest.raises(NotFound):
-            await _queries.experiment(b.service, number)
-
-
-@pytest.mark.parametrize(("best", "trial_best"), [(1, 0), (0, 1)])
-async def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(
-    tmp_path: Path, best: int, trial_best: int
-) -> None:
-    folder = tmp_path / "store"
-
-    async def script(trial: Trial) -> int:
-        for step in (1, 2, 3):
-            await trial.report("validation", step, loss=0.5)
-            uuid = await trial.checkpoint(step)
-            (folder / uuid).mkdir(parents=True)
-            (folder / uuid / "state").write_bytes(b"x")
-        await trial.complete(2, 0.5)
-        await trial.acknowledge()
-        return 0
-
-    async with bench(tmp_path, script) as b:
-        place = {"type": "directory", "container_path": str(folder)}
-        counts = {"save_experiment_best": best, "save_trial_best": trial_best, "save_trial_latest": 0}
-        search = {"name": "random", "max_length": 2, "max_trials": 2}
-        retain = b.service.runner.retain
-        b.service.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
-        number = await b.create(search, checkpoint_storage={**place, **counts})
-        assert await b.ended(number) == "COMPLETED"
-        before = await _checkpoints.best(b.service, number)
-        assert stored(folder) == 6
-        retain(number)
-        while stored(folder) > (1 if best else 2):
-            await asyncio.sleep(0.01)
-        after = await _checkpoints.best(b.service, number)
-        assert before is not None and after is not None
-        assert (before.uuid, before.trial_id, before.steps_completed) == (after.uuid, 1, 3)
 
 
 async def test_retention_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:

@@ -70,36 +70,6 @@ async def test_one_of_invalid_hyperparameters_says_so(tmp_path: Path) -> None:
         assert view.state == "COMPLETED" and "raised InvalidHP" in str(view.error)
 
 
-@pytest.mark.parametrize("early", [False, True])
-async def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> None:
-    """One that has nothing left to do says so and exits; the other one's end promotes it meanwhile, or just before."""
-    done: dict[int, asyncio.Event] = {}
-
-    async def script(trial: Trial) -> int:
-        for number in (1, 2):
-            done.setdefault(number, asyncio.Event())
-        if trial.spec.trial_run_id > 1:
-            return await train(trial)
-        length = await trial.operation()
-        assert length is not None
-        if trial.spec.trial_id == 2:
-            await done[1].wait()
-        await trial.complete(length, float(trial.spec.trial_id))
-        assert await trial.operation() is None
-        if not early:
-            await trial.acknowledge()
-        done[trial.spec.trial_id].set()
-        await done[2].wait()
-        await trial.acknowledge()
-        return 0
-
-    async with bench(tmp_path, script, slots=2) as b:
-        number = await b.create(ASHA, max_restarts=0)
-        assert await b.ended(number) == "COMPLETED"
-        assert [(t.state, t.restarts) for t in await trials_of(b.service, number)] == [("COMPLETED", 0)] * 2
-        assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
-
-
 @pytest.mark.parametrize("masters", [1, 9])
 async def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> None:
     async def script(trial: Trial) -> int:
@@ -140,22 +110,6 @@ async def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fa
         assert (await only(b, number)).restarts == 0
 
 
-async def test_one_that_gets_further_may_be_lost_as_often_as_it_is(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        run = trial.spec.trial_run_id
-        if run < 12:
-            if run % 3 == 0:
-                await trial.checkpoint(run)
-            trial.engine.lose(trial.spec.allocation_id)
-            await asyncio.sleep(60)
-        return await train(trial)
-
-    async with bench(tmp_path, script) as b:
-        number = await b.create({**SINGLE, "max_length": 20}, max_restarts=0)
-        assert await b.ended(number) == "COMPLETED"
-        assert [s.steps_completed for s in b.engine.launched] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
-
-
 async def test_time_limit_is_a_failure_unless_something_was_saved(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         run = trial.spec.trial_run_id
@@ -169,28 +123,3 @@ async def test_time_limit_is_a_failure_unless_something_was_saved(tmp_path: Path
         number = await b.create({**SINGLE, "max_length": 20}, max_restarts=0)
         assert await b.ended(number) == "ERROR"
         assert [s.steps_completed for s in b.engine.launched] == [0, 1, 2, 3]
-
-
-async def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None:
-    """Killed on its way out, when its search wants no more of it: complete. Killed when canceled: canceled."""
-
-    async def script(trial: Trial) -> int:
-        length = await trial.operation()
-        assert length is not None
-        if trial.spec.trial_id == 1:
-            await trial.complete(length, 1.0)
-        await asyncio.sleep(60)
-        return 1
-
-    async with bench(tmp_path, script) as b:
-        number = await b.create(SINGLE, max_restarts=0)
-        await b.until(lambda: any(a.row.preempt_time for a in b.service.live.allocations.values()))
-        b.engine.kill_process(b.engine.running[0])
-        assert await b.ended(number) == "COMPLETED"
-        done = await only(b, number)
-        assert (done.state, done.error) == ("COMPLETED", None)
-        canceled = await b.create(SINGLE, max_restarts=0)
-        await b.until(lambda: b.engine.running)
-        await _steering.cancel(b.service, canceled)
-        b.engine.kill_process(b.engine.running[0])
-        assert await b.ended(canceled) == "CANCELED"

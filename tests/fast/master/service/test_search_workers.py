@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from det_core._standalone.processes import descendants, start_time
+from det_core._standalone.processes import start_time
 from det_core.config import parse_experiment
 from det_core.master._errors import Invalid, NotFound
-from det_core.master.service import _continue, _create, _lifecycle, _queries, _retention, _search_workers, _steering
+from det_core.master.service import _create, _lifecycle, _queries, _retention, _search_workers, _steering
 from det_core.master.store import searcher_events
 from support.mastered import Bench, bench, config_of, train, trials_of
 
@@ -167,20 +167,6 @@ async def test_event_without_an_answer_is_asked_again_by_the_next_master(tmp_pat
         assert list(b.reader(number).operations().values()) == [[(2, 0.5333333333333333), (4, 0.4)]]
 
 
-async def test_killed_search_that_is_continued_decides_on_what_it_left(tmp_path: Path) -> None:
-    method = Method(tmp_path, "hold_the_interpreter()")
-    async with bench(tmp_path, train) as b:
-        number = await method.create(b)
-        await b.until(lambda: method.is_asked)
-        await _steering.kill(b.service, number)
-        assert await b.ended(number) == "CANCELED"
-        method.flag.touch()
-        await _continue.continue_experiment(b.service, number)
-        assert await b.ended(number) == "COMPLETED"
-        (trial,) = await trials_of(b.service, number)
-        assert (trial.state, trial.operation_length) == ("COMPLETED", 4)
-
-
 async def test_search_that_hangs_at_its_replay_is_killed(tmp_path: Path) -> None:
     method = Method(tmp_path, "wait_for_flag()", init=f"os.path.exists('{tmp_path}/stuck') and time.sleep(600)")
     async with bench(tmp_path, train) as b:
@@ -272,15 +258,6 @@ async def test_method_that_does_not_start_is_refused_and_holds_up_nothing_else(
         for task in bad:
             with pytest.raises(Invalid, match=error):
                 await task
-
-
-async def test_validation_leaves_no_process_and_no_files(tmp_path: Path) -> None:
-    async with bench(tmp_path, train) as b:
-        config = config_of(CUSTOM)
-        before = descendants()
-        await _create.create_experiment(b.service, config, Method(tmp_path).context, validate_only=True)
-        assert not list((tmp_path / "master" / "searchers").iterdir())
-        assert descendants() <= before
 
 
 async def recorded(folder: Path, deaths: int) -> dict[str, Any]:

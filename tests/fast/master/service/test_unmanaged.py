@@ -89,24 +89,3 @@ async def test_jump_of_the_clock_buries_no_trial_that_lives(tmp_path: Path, monk
         ahead = 600.0  # the machine slept
         await asyncio.sleep(0.1)  # some sweeps
         assert (await _queries.trial(b.service, trial)).state == "ACTIVE"
-
-
-async def test_trials_are_paged_filtered_and_sorted(tmp_path: Path) -> None:
-    async with bench(tmp_path, train) as b:
-        number = (await _create.create_experiment(b.service, CONFIG, unmanaged=True))["experiment"].id
-        ids = [(await _unmanaged.create_trial(b.service, number, {})).id for _ in range(5)]
-        for trial, loss in zip(ids[:4], [0.3, 0.1, 0.4, 0.2], strict=True):
-            await _unmanaged.start_trial(b.service, trial, resume=False)
-            await _reports.report_metrics(b.service, trial, 1, "validation", 1, {"loss": loss})
-        await _unmanaged.patch_trial(b.service, ids[0], state="COMPLETED")
-
-        async def page(states: list[str], *, best_first: bool, limit: int | None, offset: int) -> tuple[list[int], int]:
-            views, total = await _queries.find_trials(
-                b.service, number, states=states, best_first=best_first, limit=limit, offset=offset
-            )
-            return [view.id for view in views], total
-
-        assert await page([], best_first=False, limit=2, offset=1) == (ids[1:3], 5)
-        assert await page([], best_first=True, limit=4, offset=0) == ([ids[1], ids[3], ids[0], ids[2]], 5)
-        assert await page(["RUNNING"], best_first=True, limit=None, offset=1) == ([ids[3], ids[2]], 3)
-        assert await page(["ACTIVE", "COMPLETED"], best_first=False, limit=9, offset=0) == ([ids[0], ids[4]], 2)
