@@ -196,7 +196,7 @@ async def _answer_requests(
                 self.should_exit = True
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            app.state.pending.release()
+            app.state.service.subscriptions.close()
             await super().shutdown(sockets)
 
     raise_open_file_limit()

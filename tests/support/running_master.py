@@ -107,7 +107,7 @@ class Running:
         self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         self._ready.set()
         await self._stop.wait()
-        self.app.state.pending.release()
+        self.service.subscriptions.close()
         server.should_exit = True
         await serving
         await _lifecycle.stop(self.service)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi.responses import Response
 from pydantic import Field
@@ -11,6 +11,7 @@ from det_core.master._errors import Forbidden, Invalid
 from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import (
+    IN_BODY,
     Body,
     ExperimentId,
     Id,
@@ -48,34 +49,16 @@ class CheckpointReport(Body):
 
 
 class Remaining(Body):
-    """Remaining files of a checkpoint, and their sizes."""
+    """Rest of a checkpoint: files and their sizes."""
 
     resources: dict[str, Size] = Field(default_factory=dict)
 
 
 class CheckpointPatch(Body):
-    """A checkpoint, and its remaining files."""
+    """A checkpoint, and what is left of it."""
 
     uuid: str
     resources: Remaining | None = None
-
-
-class PatchCheckpointsRequest(Body):
-    """Remaining files of some checkpoints."""
-
-    checkpoints: list[CheckpointPatch] = Field(default_factory=list)
-
-
-class DeleteCheckpointsRequest(Body):
-    """Checkpoints to delete."""
-
-    checkpoint_uuids: list[str] = Field(default_factory=list)
-
-
-class RemoveFilesRequest(DeleteCheckpointsRequest):
-    """Checkpoints, and patterns of the files to delete in them."""
-
-    checkpoint_globs: list[str] = Field(default_factory=lambda: ["**/*"])
 
 
 class Metadata(Body):
@@ -84,18 +67,13 @@ class Metadata(Body):
     metadata: dict[str, Any] | None = None
 
 
-class CheckpointMetadataRequest(Metadata):
-    """All of a checkpoint's metadata, perhaps wrapped as ``checkpoint``."""
-
-    checkpoint: Metadata = Metadata()
-
-
 @routes.trial.post("/checkpoints")
 async def report_checkpoint(body: CheckpointReport, service: TheService, caller: TheCaller) -> Response:
-    """Note a checkpoint that is complete. The same again changes nothing."""
+    """Record a checkpoint that is complete. The same again changes nothing."""
     caller.check(task_id=body.task_id)
     if body.allocation_id is not None:
         caller.check(allocation_id=body.allocation_id)
+    state = state_in(body.state)
     await _checkpoints.register(
         service,
         body.uuid,
@@ -104,27 +82,22 @@ async def report_checkpoint(body: CheckpointReport, service: TheService, caller:
         storage_id=body.storage_id,
         metadata=body.metadata,
         resources=body.resources,
-        state=_complete(body.state),
+        state="COMPLETED" if state == "UNSPECIFIED" else state,
         report_time=body.report_time,
     )
     return done()
 
 
-def _complete(state: str) -> str:
-    plain = state_in(state)
-    return "COMPLETED" if plain == "UNSPECIFIED" else plain
-
-
 @routes.trial.get("/checkpoints/{uuid}")
 async def get_checkpoint(uuid: str, service: TheService, caller: TheCaller) -> Response:
-    """One checkpoint."""
+    """Return one checkpoint."""
     view = await _checkpoints.get(service, uuid)
     await _check_readable(view, service, caller)
     return answer({"checkpoint": encode(view)})
 
 
 async def _check_readable(view: CheckpointView, service: TheService, caller: Caller) -> None:
-    """Let a trial read the checkpoints of its experiment, and the one that it was warm-started from."""
+    """Let a trial read the checkpoints of its experiment, and those that it may have been warm-started from."""
     try:
         caller.check(experiment_id=view.experiment_id)
     except Forbidden:
@@ -152,36 +125,47 @@ async def trial_checkpoints(trial_id: TrialId, service: TheService, offset: Offs
 
 
 @routes.trial.patch("/checkpoints")
-async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, caller: TheCaller) -> Response:
-    """Note what is left of checkpoints: nothing is DELETED, less than before PARTIALLY_DELETED."""
+async def patch_checkpoints(
+    service: TheService, caller: TheCaller, checkpoints: Annotated[list[CheckpointPatch], IN_BODY]
+) -> Response:
+    """Record what is left of checkpoints: nothing is DELETED, less than before PARTIALLY_DELETED."""
     if caller.token is not None:
-        for patch in body.checkpoints:
+        for patch in checkpoints:
             caller.check(trial_id=(await _checkpoints.get(service, patch.uuid)).trial_id)
     await _checkpoints.patch(
-        service, [(p.uuid, None if p.resources is None else p.resources.resources) for p in body.checkpoints]
+        service, [(p.uuid, None if p.resources is None else p.resources.resources) for p in checkpoints]
     )
     return done()
 
 
 @routes.user.post("/checkpoints/rm")
-async def remove_files(body: RemoveFilesRequest, service: TheService) -> Response:
-    """Delete the files that match, in these checkpoints. They go in the background."""
-    await _retention.delete(service, body.checkpoint_uuids, body.checkpoint_globs)
+async def remove_files(
+    service: TheService,
+    checkpoint_uuids: Annotated[list[str], IN_BODY],
+    checkpoint_globs: Annotated[list[str] | None, IN_BODY] = None,
+) -> Response:
+    """Delete the files that match a pattern, by default all, in these checkpoints. They go in the background."""
+    await _retention.delete(service, checkpoint_uuids, ["**/*"] if checkpoint_globs is None else checkpoint_globs)
     return done()
 
 
 @routes.user.delete("/checkpoints")
-async def delete_checkpoints(body: DeleteCheckpointsRequest, service: TheService) -> Response:
+async def delete_checkpoints(service: TheService, checkpoint_uuids: Annotated[list[str], IN_BODY]) -> Response:
     """Delete checkpoints. They go in the background."""
-    await _retention.delete(service, body.checkpoint_uuids)
+    await _retention.delete(service, checkpoint_uuids)
     return done()
 
 
 @routes.user.post("/checkpoints/{uuid}/metadata")
-async def set_checkpoint_metadata(uuid: str, body: CheckpointMetadataRequest, service: TheService) -> Response:
+async def set_checkpoint_metadata(
+    uuid: str,
+    service: TheService,
+    metadata: Annotated[dict[str, Any] | None, IN_BODY] = None,
+    checkpoint: Annotated[Metadata | None, IN_BODY] = None,
+) -> Response:
     """Replace what the master answers as a checkpoint's metadata; the file in the storage stays as it is."""
-    metadata = body.metadata if body.metadata is not None else body.checkpoint.metadata
+    if metadata is None and checkpoint is not None:
+        metadata = checkpoint.metadata
     if metadata is None:
         raise Invalid("body metadata: expected an object")
-    view = await _checkpoints.set_metadata(service, uuid, metadata)
-    return answer({"checkpoint": encode(view)})
+    return answer({"checkpoint": encode(await _checkpoints.set_metadata(service, uuid, metadata))})

@@ -8,27 +8,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import fastapi
 from fastapi import Query, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from det_core.master._errors import Invalid
-from det_core.master.api import _shapes as shapes
-from det_core.master.api._routing import LONGEST_WAIT, Routes, ThePendingRequests, TheService, end_of_route
+from det_core.master.api._routing import LONGEST_WAIT, Routes, TheService, end_of_route
+from det_core.master.api._trials import trial_shape
 from det_core.master.api._types import (
+    IN_BODY,
+    USER,
     Body,
     ExperimentId,
     Id,
     Int64,
     Limit,
     Offset,
+    States,
     Timestamp,
     answer,
-    answer_archive,
     answer_page,
     done,
     rows_of_page,
@@ -40,24 +43,27 @@ from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
     from det_core.master.service._create import CreatedView
+    from det_core.protocol.records import ExperimentView
 
 routes = Routes("experiments")
 BASE64_PART = 4 << 18
 """Characters of base64 that are decoded at a time; a multiple of 4."""
+_ARCHIVE_HEAD = b'{"b64Tgz":"'
+_ARCHIVE_TAIL = b'"}'
+_ARCHIVE_PART = 3 << 18  # a multiple of 3, so that only the last part has padding
+_SAME_FOR_ALL = {
+    "archived": False,
+    "username": USER,
+    "displayName": USER,
+    "userId": 1,
+    "projectId": 1,
+    "projectOwnerId": 1,
+    "workspaceId": 1,
+}
 
 
-class _Anything(Convertor[str]):
-    """The rest of a path, whatever is in it: ``path`` ends at a line feed."""
-
-    regex = "(?s:.*)"
-
-    def convert(self, value: str) -> str:
-        """As it is."""
-        return value
-
-    def to_string(self, value: str) -> str:
-        """As it is."""
-        return value
+class _Anything(PathConvertor):
+    regex = "(?s:.*)"  # that of ``path`` ends at a line feed
 
 
 register_url_convertor("anything", _Anything())
@@ -91,23 +97,6 @@ class CreateExperimentRequest(Body):
     template: str | None = None
 
 
-class PutExperimentRequest(CreateExperimentRequest):
-    """As for a new experiment, without a context directory: the master does not run its trials.
-
-    ``start_time``: when it began, if that was before.
-    """
-
-    unmanaged: bool = True
-    start_time: Timestamp | None = None
-
-
-class ContinueRequest(Body):
-    """The experiment to go on with, and configuration text to lay over its own."""
-
-    id: Id
-    override_config: str = ""
-
-
 class Resources(Body):
     """Part of ``resources`` that can be changed later."""
 
@@ -120,15 +109,6 @@ class KeptCheckpoints(Body):
     save_experiment_best: Annotated[int, Field(ge=0)] | None = None
     save_trial_best: Annotated[int, Field(ge=0)] | None = None
     save_trial_latest: Annotated[int, Field(ge=0)] | None = None
-
-
-class PatchExperimentRequest(Body):
-    """Changes of an experiment."""
-
-    name: str | None = None
-    description: str | None = None
-    resources: Resources = Resources()
-    checkpoint_storage: KeptCheckpoints | None = None
 
 
 @routes.user.post("/experiments")
@@ -149,22 +129,27 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService) 
         parent_id=body.parent_id,
         overrides=body.overrides,
     )
-    return answer(_created_reply(created))
+    return _answer_created(created)
 
 
 @routes.user.put("/experiments/by-external-id/{external_id:anything}")
-async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService) -> Response:
-    """Answer the experiment with this external ID, created if there is none."""
-    created = await _create.put_experiment(
-        service, external_id, body.config, unmanaged=body.unmanaged, start_time=body.start_time
+async def put_experiment(
+    external_id: str,
+    service: TheService,
+    config: Annotated[str | dict[str, Any], IN_BODY],
+    unmanaged: Annotated[bool, IN_BODY] = True,
+    start_time: Annotated[Timestamp | None, IN_BODY] = None,
+) -> Response:
+    """Return the unmanaged experiment of an external ID, created if there is none; it may have begun before."""
+    return _answer_created(
+        await _create.put_experiment(service, external_id, config, unmanaged=unmanaged, start_time=start_time)
     )
-    return answer(_created_reply(created))
 
 
 @routes.user.get("/experiments")
 async def list_experiments(
     service: TheService,
-    states: Annotated[list[str], Query()] = [],  # noqa: B006
+    states: States,
     name: str | None = None,
     order_by: Annotated[str, Query(pattern="^(ORDER_BY_)?(ASC|DESC)$")] = "ORDER_BY_ASC",
     sort_by: Annotated[str, Query(description="SORT_BY_START_TIME, or else by number")] = "SORT_BY_ID",
@@ -181,21 +166,20 @@ async def list_experiments(
         limit=rows_of_page(limit),
         offset=offset,
     )
-    return await answer_page("experiments", shapes.experiment, views, total, offset=offset, limit=limit)
+    return await answer_page("experiments", _shape, views, total, offset=offset, limit=limit)
 
 
 @routes.trial.get("/experiments/{experiment_id}")
 async def get_experiment(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Answer one experiment."""
-    view = await _queries.experiment(service, experiment_id)
-    return answer(shapes.experiment_reply(view))
+    """Return one experiment."""
+    return answer(_reply(await _queries.experiment(service, experiment_id)))
 
 
 @routes.trial.get("/experiments/{experiment_id}/trials")
 async def list_trials(
     experiment_id: ExperimentId,
     service: TheService,
-    states: Annotated[list[str], Query()] = [],  # noqa: B006
+    states: States,
     sort_by: Annotated[str, Query(description="SORT_BY_BEST_VALIDATION_METRIC, or else by number")] = "SORT_BY_ID",
     offset: Offset = 0,
     limit: Limit = 0,
@@ -209,47 +193,56 @@ async def list_trials(
         limit=rows_of_page(limit),
         offset=offset,
     )
-    return await answer_page("trials", shapes.trial, views, total, offset=offset, limit=limit)
+    return await answer_page("trials", trial_shape, views, total, offset=offset, limit=limit)
 
 
 @routes.trial.get("/experiments/{experiment_id}/searcher/best_searcher_validation_metric")
 async def best_metric(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Answer the best value of the searched metric; 404 as long as there is none."""
+    """Return the best value of the searched metric; 404 as long as there is none."""
     return answer({"metric": await _queries.best_validation(service, experiment_id)})
 
 
 @routes.trial.get("/experiments/{experiment_id}/model_def")
 async def model_def(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Answer the context directory of an experiment."""
-    return answer_archive(await _queries.context(service, experiment_id))
+    """Return the context directory of an experiment."""
+    return _answer_archive(await _queries.context(service, experiment_id))
 
 
 @routes.trial.get("/tasks/{task_id}/context_directory")
 async def context_directory(task_id: str, service: TheService) -> Response:
-    """Answer the context directory of a task."""
-    return answer_archive(await _queries.task_context(service, task_id))
+    """Return the context directory of a task."""
+    return _answer_archive(await _queries.task_context(service, task_id))
 
 
 @routes.user.post("/experiments/continue")
-async def continue_experiment(body: ContinueRequest, service: TheService) -> Response:
-    """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""
-    view = await _continue.continue_experiment(service, body.id, body.override_config or None)
-    return answer(shapes.experiment_reply(view))
+async def continue_experiment(
+    experiment_id: Annotated[Id, fastapi.Body(embed=True, alias="id")],
+    service: TheService,
+    override_config: Annotated[str, IN_BODY] = "",
+) -> Response:
+    """Continue an experiment that has ended: incomplete trials resume from their latest checkpoints."""
+    return answer(_reply(await _continue.continue_experiment(service, experiment_id, override_config or None)))
 
 
 @routes.user.patch("/experiments/{experiment_id}")
-async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService) -> Response:
+async def patch_experiment(
+    experiment_id: ExperimentId,
+    service: TheService,
+    name: Annotated[str | None, IN_BODY] = None,
+    description: Annotated[str | None, IN_BODY] = None,
+    resources: Annotated[Resources | None, IN_BODY] = None,
+    checkpoint_storage: Annotated[KeptCheckpoints | None, IN_BODY] = None,
+) -> Response:
     """Change name, description, priority, or how many checkpoints are kept."""
-    kept = body.checkpoint_storage
     view = await _steering.patch_experiment(
         service,
         experiment_id,
-        name=body.name,
-        description=body.description,
-        priority=body.resources.priority,
-        checkpoint_storage=None if kept is None else kept.model_dump(exclude_none=True),
+        name=name,
+        description=description,
+        priority=None if resources is None else resources.priority,
+        checkpoint_storage=None if checkpoint_storage is None else checkpoint_storage.model_dump(exclude_none=True),
     )
-    return answer(shapes.experiment_reply(view))
+    return answer(_reply(view))
 
 
 @routes.user.post("/experiments/{experiment_id}/activate")
@@ -258,16 +251,8 @@ async def patch_experiment(experiment_id: ExperimentId, body: PatchExperimentReq
 @routes.user.post("/experiments/{experiment_id}/kill")
 async def steer(experiment_id: ExperimentId, request: Request, service: TheService) -> Response:
     """Carry out the action that ends the path."""
-    await ACTIONS[end_of_route(request)](service, experiment_id)
+    await getattr(_steering, end_of_route(request))(service, experiment_id)
     return done()
-
-
-ACTIONS = {
-    "activate": _steering.activate,
-    "pause": _steering.pause,
-    "cancel": _steering.cancel,
-    "kill": _steering.kill,
-}
 
 
 @routes.user.delete("/experiments/{experiment_id}")
@@ -281,40 +266,37 @@ async def delete_experiment(experiment_id: ExperimentId, service: TheService) ->
 async def wait_experiment(
     experiment_id: ExperimentId,
     service: TheService,
-    pending: ThePendingRequests,
     timeout_seconds: Annotated[float, Query(ge=0)] = LONGEST_WAIT,
 ) -> Response:
-    """Answer the experiment once it has ended, or after the timeout (at most a minute)."""
-    work = _queries.wait(service, experiment_id, min(timeout_seconds, LONGEST_WAIT))
-    view = await pending.wait(work)
-    return answer(shapes.experiment_reply(view))
+    """Return the experiment once it has ended, or as it is after that time (at most a minute)."""
+    return answer(_reply(await _queries.wait(service, experiment_id, min(timeout_seconds, LONGEST_WAIT))))
 
 
 @routes.trial.get("/experiments/{experiment_id}/search")
 async def search(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Answer the state of the search: rungs, and how much has been decided."""
+    """Return the state of the search: rungs, and how much has been decided."""
     return answer({"search": encode(await _queries.search(service, experiment_id))})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_trial")
 async def best_trial(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Answer the trial with the best searched metric."""
+    """Return the trial with the best searched metric."""
     view = await _queries.best_trial(service, experiment_id)
-    return answer({} if view is None else {"trial": shapes.trial(view)})
+    return answer({} if view is None else {"trial": trial_shape(view)})
 
 
 @routes.trial.get("/experiments/{experiment_id}/best_checkpoint")
 async def best_checkpoint(experiment_id: ExperimentId, service: TheService) -> Response:
-    """Answer the checkpoint with the best searched metric at its step, of those that are not deleted."""
+    """Return, of the checkpoints that still exist, that with the best searched metric at its step."""
     view = await _checkpoints.best(service, experiment_id)
     return answer({} if view is None else {"checkpoint": encode(view)})
 
 
 def _packed(files: Sequence[FileEntry], b64_tgz: str | None) -> bytes | None:
-    """Return the context directory as a checked archive, or None without one. Slow if it is large.
+    """Return the context directory as an archive that can be unpacked, or None. Takes long if it is large.
 
     Raises:
-        Invalid: If it came in both forms, or contains something that is not allowed.
+        Invalid: If it came in both forms, or something in it is not allowed, which the message names.
         TooMuch: If it is too large, packed or unpacked.
     """
     if b64_tgz and files:
@@ -327,7 +309,7 @@ def _packed(files: Sequence[FileEntry], b64_tgz: str | None) -> bytes | None:
 
 
 def _decode(text: str) -> bytes:
-    """Return what a text in base64 stands for, in parts: decoding holds the lock of the interpreter."""
+    """Return the bytes of a text in base64; in parts, as decoding holds the lock of the interpreter."""
     archive = bytearray()
     try:
         if "=" in text[:-2]:
@@ -339,6 +321,27 @@ def _decode(text: str) -> bytes:
     return bytes(archive)
 
 
-def _created_reply(created: CreatedView) -> dict[str, Any]:
+def _answer_archive(archive: bytes) -> Response:
+    """Return the HTTP answer with a context directory in base64, which is encoded while it is sent."""
+    length = len(_ARCHIVE_HEAD) + 4 * ((len(archive) + 2) // 3) + len(_ARCHIVE_TAIL)
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield _ARCHIVE_HEAD
+        for start in range(0, len(archive), _ARCHIVE_PART):
+            yield base64.b64encode(archive[start : start + _ARCHIVE_PART])
+        yield _ARCHIVE_TAIL
+
+    return StreamingResponse(parts(), media_type="application/json", headers={"Content-Length": str(length)})
+
+
+def _shape(view: ExperimentView) -> dict[str, Any]:
+    return {**encode(view), **_SAME_FOR_ALL, "jobId": f"experiment-{view.id}"}
+
+
+def _reply(view: ExperimentView) -> dict[str, Any]:
+    return {"experiment": _shape(view), "config": view.config}
+
+
+def _answer_created(created: CreatedView) -> Response:
     # ``warnings`` are the contract's codes, of which there are none; ``configWarnings`` are lines for people.
-    return {**shapes.experiment_reply(created["experiment"]), "warnings": [], "configWarnings": created["warnings"]}
+    return answer({**_reply(created["experiment"]), "warnings": [], "configWarnings": created["warnings"]})

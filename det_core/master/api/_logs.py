@@ -14,8 +14,9 @@ from pydantic import BaseModel, Field
 from det_core import _clock
 from det_core.master._errors import Invalid, NotFound, Stopping
 from det_core.master.api._auth import Caller
-from det_core.master.api._routing import Routes, TheCaller, ThePendingRequests, TheService
+from det_core.master.api._routing import Routes, TheCaller, TheService
 from det_core.master.api._types import (
+    IN_BODY,
     INT32,
     INT64,
     LINES,
@@ -33,7 +34,7 @@ from det_core.master.service._logs import CURSOR_PATTERN, LogCursor, LogQuery, a
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
-    from det_core.master.api._routing import PendingRequests
+    from det_core.master.service import ServiceState
     from det_core.master.service._logs import LogReader
 
 routes = Routes("logs")
@@ -86,12 +87,11 @@ async def trial_logs(
     request: Request,
     trial_id: TrialId,
     service: TheService,
-    pending: ThePendingRequests,
     parameters: Annotated[TrialLogParameters, Query()],
 ) -> Response:
     """Send the log of a trial, a JSON object a line; with ``follow`` it goes on until the trial has ended."""
     reader = await open_log(service, parameters.to_query(), trial_id=trial_id)
-    return await _send_log(request, pending, reader, parameters.limit)
+    return await _send_log(request, reader, parameters.limit)
 
 
 @routes.trial.get("/tasks/{task_id}/logs", response_class=StreamingResponse, responses=LINES)
@@ -99,12 +99,11 @@ async def task_logs(
     request: Request,
     task_id: str,
     service: TheService,
-    pending: ThePendingRequests,
     parameters: Annotated[TrialLogParameters, Query()],
 ) -> Response:
     """Send the log of a task, as that of a trial."""
     reader = await open_log(service, parameters.to_query(), task_id=task_id)
-    return await _send_log(request, pending, reader, parameters.limit)
+    return await _send_log(request, reader, parameters.limit)
 
 
 @routes.trial.get("/experiments/{experiment_id}/logs", response_class=StreamingResponse, responses=LINES)
@@ -112,24 +111,21 @@ async def experiment_logs(
     request: Request,
     experiment_id: ExperimentId,
     service: TheService,
-    pending: ThePendingRequests,
     parameters: Annotated[ExperimentLogParameters, Query()],
 ) -> Response:
     """Send the logs of all trials of an experiment, merged by time; the last line of each part has a ``cursor``."""
     reader = await open_log(service, parameters.to_query(), experiment_id=experiment_id)
-    return await _send_log(request, pending, reader, has_cursor=True)
+    return await _send_log(request, reader, has_cursor=True)
 
 
-async def _send_log(
-    request: Request, pending: PendingRequests, reader: LogReader, limit: int = 0, *, has_cursor: bool = False
-) -> Response:
+async def _send_log(request: Request, reader: LogReader, limit: int = 0, *, has_cursor: bool = False) -> Response:
     request.state.is_followed = reader.is_followed
     left = limit or INT64
 
     async def read(timeout: float) -> bytes:
         """Return the next lines; blank if there are none yet."""
         nonlocal left
-        lines = await pending.wait(reader.read(min(left, MAX_LOG_LINES), timeout))
+        lines = await reader.read(min(left, MAX_LOG_LINES), timeout)
         left -= len(lines)
         shapes = [{**encode(line), "message": line.log} for line in lines]
         if shapes and has_cursor:
@@ -168,33 +164,26 @@ class TaskLog(Body):
     log: str = ""
 
 
-class TaskLogsRequest(Body):
-    """Lines of a log, in order."""
-
-    logs: list[TaskLog] = Field(default_factory=list)
-
-
 @routes.trial.post("/task/logs")
-async def take_logs(body: TaskLogsRequest, service: TheService, caller: TheCaller) -> Response:
+async def take_logs(logs: Annotated[list[TaskLog], IN_BODY], service: TheService, caller: TheCaller) -> Response:
     """Take log lines."""
-    await _take(body.logs, service, caller)
-    return done()
+    return await _take(logs, service, caller)
 
 
 @plain_routes.trial.post("/task-logs")
-async def take_plain_logs(body: list[TaskLog], service: TheService, caller: TheCaller) -> Response:
+async def take_plain_logs(logs: list[TaskLog], service: TheService, caller: TheCaller) -> Response:
     """Take log lines, in the form of clients that no master started."""
-    await _take(body, service, caller)
-    return done()
+    return await _take(logs, service, caller)
 
 
-async def _take(lines: Sequence[TaskLog], service: TheService, caller: Caller) -> None:
+async def _take(lines: Sequence[TaskLog], service: ServiceState, caller: Caller) -> Response:
     for task_id in {line.task_id for line in lines}:
         caller.check(task_id=task_id)
     for allocation_id in {line.allocation_id for line in lines if line.allocation_id is not None}:
         caller.check(allocation_id=allocation_id)
     arrived = _clock.now()
     await append_sent(service, [(line.task_id, _to_line(line, arrived)) for line in lines])
+    return done()
 
 
 def _to_line(line: TaskLog, arrived: float) -> LogLine:

@@ -9,15 +9,13 @@ from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from det_core.master._errors import Invalid
-from det_core.master.api._auth import Caller
 from det_core.master.api._routing import Routes, TheCaller, TheService, end_of_route
 from det_core.master.api._types import (
-    INT64,
+    IN_BODY,
     LINES,
     NDJSON,
     Body,
     Id,
-    Limit,
     Size,
     Timestamp,
     TrialId,
@@ -29,7 +27,7 @@ from det_core.master.service import _queries, _reports
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
-    from det_core.master.service._queries import MetricsReader
+    from det_core.master.service import ServiceState
     from det_core.protocol.records import MetricView
 
 routes = Routes("metrics")
@@ -49,7 +47,7 @@ class JournalRequest(Body):
 
 
 class MetricsValues(Body):
-    """The metrics of one step, and of the batches since the step before."""
+    """Metrics of one step, and of the batches since the step before."""
 
     avg_metrics: dict[str, Any]
     batch_metrics: list[dict[str, Any]] | None = None
@@ -63,13 +61,6 @@ class TrialMetrics(Body):
     steps_completed: Size | None = None
     report_time: Timestamp | None = None
     metrics: MetricsValues
-
-
-class MetricsRequest(Body):
-    """One report, and its group."""
-
-    group: str
-    metrics: TrialMetrics
 
 
 @routes.trial.post("/journal")
@@ -89,21 +80,26 @@ async def journal(body: JournalRequest, service: TheService, caller: TheCaller) 
 
 
 @routes.trial.post("/trials/{trial_id}/metrics")
-async def metrics(body: MetricsRequest, trial_id: TrialId, service: TheService, caller: TheCaller) -> Response:
+async def report_metrics(
+    trial_id: TrialId,
+    group: Annotated[str, IN_BODY],
+    metrics: Annotated[TrialMetrics, IN_BODY],
+    service: TheService,
+) -> Response:
     """Take one report. The same again changes nothing."""
-    return await _report(service, caller, trial_id, body.group, body.metrics)
+    return await _report(service, trial_id, group, metrics)
 
 
 @routes.trial.post("/trials/{trial_id}/training_metrics")
 @routes.trial.post("/trials/{trial_id}/validation_metrics")
-async def metrics_of_group(
-    body: TrialMetrics, trial_id: TrialId, request: Request, service: TheService, caller: TheCaller
+async def report_metrics_of_group(
+    trial_id: TrialId, body: TrialMetrics, request: Request, service: TheService
 ) -> Response:
     """Take one report of the group that the path names: the form of older clients."""
-    return await _report(service, caller, trial_id, end_of_route(request).removesuffix("_metrics"), body)
+    return await _report(service, trial_id, end_of_route(request).removesuffix("_metrics"), body)
 
 
-async def _report(service: TheService, caller: Caller, trial_id: int, group: str, report: TrialMetrics) -> Response:
+async def _report(service: ServiceState, trial_id: int, group: str, report: TrialMetrics) -> Response:
     if report.trial_id not in (None, trial_id):
         raise Invalid(f"body metrics.trialId: it is {report.trial_id}, but the address says trial {trial_id}")
     await _reports.report_metrics(
@@ -128,8 +124,6 @@ async def read_metrics(
     caller: TheCaller,
     trial_ids: Annotated[list[Id], Query(min_length=1, max_length=1000)],
     group: str = "",
-    after: Annotated[int, Query(ge=0, le=INT64, description="Only rows with a greater ID.")] = 0,
-    limit: Limit = 0,
     archived: bool = False,
 ) -> Response:
     """Send metrics of trials, a JSON object with some rows a line: of the group that the path names, or of ``group``.
@@ -140,28 +134,26 @@ async def read_metrics(
         caller.check(trial_id=trial_id)
     named = end_of_route(request).removesuffix("_metrics")
     group = group if named == "trial" else named
-    reader = _queries.MetricsReader(service.store, trial_ids, group or None, after=after, archived=archived)
-    left = limit or INT64
-    return StreamingResponse(_rows(reader, await _read_rows(reader, left), left), media_type=NDJSON)
+    reader = _queries.MetricsReader(service.store, trial_ids, group or None, archived=archived)
+    first = await reader.read_as(MAX_ROWS, _encode_rows)
+
+    async def send() -> AsyncIterator[bytes]:
+        nonlocal first
+        count, text = first
+        first = (0, b"")  # not kept while the next rows are read
+        while count:
+            yield text
+            text = b""
+            if count < MAX_ROWS:
+                return
+            count, text = await reader.read_as(MAX_ROWS, _encode_rows)
+
+    return StreamingResponse(send(), media_type=NDJSON)
 
 
-async def _read_rows(reader: MetricsReader, left: int) -> tuple[int, bytes]:
-    """Return the number of rows read, and the line with those that are asked for."""
+def _encode_rows(rows: list[MetricView]) -> tuple[int, bytes]:
+    """Return the number of rows, and the line with them.
 
-    def encode_rows(rows: list[MetricView]) -> tuple[int, bytes]:
-        return len(rows), encode_line({"metrics": [encode(row) for row in rows[:left]]})
-
-    # Encoded in the thread that reads: on the loop, six readers kept each other request waiting for seconds.
-    return await reader.read_as(min(left, MAX_ROWS), encode_rows)
-
-
-async def _rows(reader: MetricsReader, first: tuple[int, bytes], left: int) -> AsyncIterator[bytes]:
-    count, text = first
-    while count:
-        is_over = count < min(left, MAX_ROWS)
-        left -= count
-        yield text
-        if is_over or left <= 0:
-            return
-        text = b""  # not kept while the next rows are read
-        count, text = await _read_rows(reader, left)
+    In the thread that reads: on the loop, six readers kept each other request waiting for seconds.
+    """
+    return len(rows), encode_line({"metrics": [encode(row) for row in rows]})

@@ -10,7 +10,8 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
@@ -18,16 +19,13 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.requests import Request as PlainRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
-from det_core.master._errors import MasterError, Misdirected, Stopping, TooMuch, Unauthenticated
+from det_core.master._errors import Misdirected, Stopping, TooMuch, Unauthenticated
 from det_core.master.api._auth import OBJECT_IDS, Authenticator, Caller
-from det_core.master.api._refusals import refuse
 from det_core.master.service import ServiceState
 
-T = TypeVar("T")
 API_PREFIX = "/api/v1"
 MAX_BODY_BYTES = 128 << 20
 """Bytes that the body of a request may have (§2.2)."""
@@ -70,47 +68,6 @@ class Routes:
             app.router.routes.extend(router.routes)
 
 
-class PendingRequests:
-    """All requests that wait.
-
-    Attributes:
-        is_released: Whether the server stops.
-    """
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[Any]] = set()
-        self.is_released = False
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def release(self) -> None:
-        """End all waits, and each later one at once."""
-        self.is_released = True
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what ``work`` returns.
-
-        Raises:
-            Stopping: If the server stops first.
-        """
-        if self.is_released:
-            work.close()
-            raise Stopping("the master is about to stop")
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if self.is_released:
-                raise Stopping("the master is about to stop") from None
-            raise
-        finally:
-            self._tasks.discard(task)
-
-
 class _Route(APIRoute):
     """A route that admits everybody."""
 
@@ -126,12 +83,9 @@ class _Route(APIRoute):
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
-            try:
-                body = await self._check(request)
-            except MasterError as e:
-                response = refuse(request.url.path, e)
-                response.headers["Connection"] = "close"  # the rest of the body is not read
-                return response
+            request.state.is_refused = True  # until it is admitted
+            body = await self._check(request)
+            request.state.is_refused = False
             try:
                 return await handle(_JsonRequest(_even_out(request.scope), body.receive))
             finally:
@@ -141,7 +95,7 @@ class _Route(APIRoute):
 
     async def _check(self, request: Request) -> _Body:
         state = request.app.state
-        if state.pending.is_released:
+        if state.service.subscriptions.is_closed:
             raise Stopping("the master is about to stop; try again in a moment")
         caller = await self.admit(request)
         request.state.caller = caller
@@ -191,16 +145,12 @@ async def _identify(request: Request) -> Caller:
         raise
 
 
+@dataclass
 class BodiesInFlight:
-    """Bytes of the bodies of all requests that are being read or worked on.
+    """Bytes of the bodies of all requests that are being read or worked on, and the maximum."""
 
-    Args:
-        max_bytes: bytes that they may have together.
-    """
-
-    def __init__(self, max_bytes: int = MAX_BODY_BYTES_IN_FLIGHT) -> None:
-        self.max_bytes = max_bytes
-        self.bytes = 0
+    max_bytes: int = MAX_BODY_BYTES_IN_FLIGHT
+    bytes: int = 0
 
 
 class _Body:
@@ -238,17 +188,25 @@ class _Body:
         self._received = 0
 
 
-class _JsonRequest(PlainRequest):
-    """A request whose JSON is read by orjson: fast, and neither lone surrogates nor NaN."""
+class _JsonRequest(Request):
+    """A request whose JSON is read by orjson: fast, and neither lone surrogates nor NaN.
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        super().__init__(scope, receive)
+    The names of an object are in snake_case then, and ``null`` is as if it were absent.
+    """
 
     async def json(self) -> Any:
         body = await self.body()
         if len(body) < MAX_BYTES_ON_LOOP:
-            return orjson.loads(body)
-        return await asyncio.to_thread(orjson.loads, body)
+            value = orjson.loads(body)
+        else:
+            value = await asyncio.to_thread(orjson.loads, body)
+        if isinstance(value, dict):
+            value = {_to_snake(name): item for name, item in value.items() if item is not None}
+        return value
+
+
+def _to_snake(name: str) -> str:
+    return _HUMP.sub(r"_\1", name).lower()
 
 
 def _even_out(scope: Scope) -> Scope:
@@ -258,7 +216,7 @@ def _even_out(scope: Scope) -> Scope:
     query: bytes = scope["query_string"]
     if query.lower() != query:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-        query = urlencode([(_HUMP.sub(r"_\1", name).lower(), value) for name, value in pairs]).encode("latin-1")
+        query = urlencode([(_to_snake(name), value) for name, value in pairs]).encode("latin-1")
     return {**scope, "headers": headers, "query_string": query}
 
 
@@ -273,22 +231,10 @@ async def _service(request: Request) -> ServiceState:
     return service
 
 
-async def _pending(request: Request) -> PendingRequests:
-    pending: PendingRequests = request.app.state.pending
-    return pending
-
-
-async def _authenticator(request: Request) -> Authenticator:
-    authenticator: Authenticator = request.app.state.authenticator
-    return authenticator
-
-
 async def _caller(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
 
 
 TheService = Annotated[ServiceState, Depends(_service)]
-ThePendingRequests = Annotated[PendingRequests, Depends(_pending)]
-TheAuthenticator = Annotated[Authenticator, Depends(_authenticator)]
 TheCaller = Annotated[Caller, Depends(_caller)]

@@ -46,7 +46,7 @@ ROUTES: dict[tuple[str, str], str] = {
     **{("POST", f"{A}/{name}"): MINE for name in ("all_gather", "notify_container_running", "acceleratorData")},
     **{("POST", f"{A}/{name}"): MINE for name in ("proxy_address", "ready", "waiting")},
     **{("GET", f"{E}{name}"): MINE for name in ("", "/trials", "/checkpoints", "/wait", "/search", "/model_def")},
-    **{("GET", f"{E}/{name}"): MINE for name in ("best_trial", "best_checkpoint")},
+    **{("GET", f"{E}/{name}"): MINE for name in ("best_trial", "best_checkpoint", "logs")},
     ("GET", f"{E}/searcher/best_searcher_validation_metric"): MINE,
     ("GET", "/api/v1/experiments"): USER,
     ("POST", "/api/v1/experiments"): USER,

@@ -33,7 +33,7 @@ def asking(master: Running, path: str, body: Any = None, token: str | None = Non
 
 def waiting(master: Running) -> int:
     """Return the number of waiting requests."""
-    return len(master.app.state.pending)
+    return sum(map(len, list(master.service.subscriptions._waiting.values())))
 
 
 def test_a_poll_ends_after_its_time_and_one_for_nothing_is_not_answered_at_once(master: Running) -> None:
