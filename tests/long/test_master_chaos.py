@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fast.master.test_chaos import SMALL, calm_course, check, disturbed
 from support import EXAMPLES, chaos_checks
 from support.chaos import Machine
+from support.chaos_search import SMALL, calm_course, check, disturbed
 from support.master_records import RecordReader
 
 QUICKSTART = EXAMPLES / "quickstart" / "train.py"

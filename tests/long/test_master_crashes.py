@@ -12,9 +12,9 @@ import pytest
 
 from det_core.master._errors import WrongState
 from det_core.master.service import _steering
-from fast.master.engines.test_engine_kills import kill_at_random
-from fast.master.service.test_crashes import die_at
 from fast.master.test_recipe import SINGLE, where
+from support.crashes import die_at
+from support.engine_kills import kill_at_random
 from support.mastered import Bench, bench, train
 from support.processes import until
 from support.real_master import real_master

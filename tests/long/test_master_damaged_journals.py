@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fast.master.service.test_damaged_records import flip_bits
+from support.damaged_records import flip_bits
 
 
 @pytest.mark.parametrize("door", ["shipped", "left behind"])

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from sqlalchemy import Engine
 
-from fast.master.store import test_metrics_journal as journal
-from fast.master.store import test_metrics_reported as reported
 from fast.master.store.conftest import empty_url, scratch
-from fast.master.store.test_killed import kill_and_look
+from support import journal_series as journal
+from support import reported_series as reported
+from support.store_kills import kill_and_look
 
 __all__ = ["empty_url", "scratch"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fast.master.test_remote_search import search_while_cut_off
+from support.remote_search import search_while_cut_off
 
 
 def test_search_on_a_machine_that_is_cut_off_for_minutes_has_the_same_record(tmp_path: Path) -> None:

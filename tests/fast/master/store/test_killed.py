@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from support import ROOT
+from support.store_kills import kill_and_look
 
 
 def test_what_was_answered_survives_kill_9(empty_url: str) -> None:
     kill_and_look(empty_url, 10, seed=1)
-
-
-def kill_and_look(empty_url: str, kills: int, seed: int) -> None:
-    """Kill who writes so often; what was answered is there after each."""
-    command = [sys.executable, "-m", "support.dying_store", empty_url, str(kills), str(seed)]
-    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-3000:]}"
-    assert int(done.stdout) > 0
