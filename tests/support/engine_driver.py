@@ -40,7 +40,7 @@ class Record:
     async def open_context(self, digest: str) -> IO[bytes]:
         raise AssertionError("no plan has a context")
 
-    async def deliver(self, *_: object, **__: object) -> int:
+    async def deliver(self, *_: object) -> int:
         raise AssertionError("this machine has the master's folders")
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:

@@ -33,6 +33,7 @@ from det_core.master.engines import (
     Event,
     ExitReport,
     LogLine,
+    Piece,
     Position,
     Ticket,
     TrialLog,
@@ -440,10 +441,10 @@ class Bench:
         """Return the lines that an allocation has printed so far."""
         log = TrialLog(self.home / "master" / "allocations", f"1.{name}", 1)
         page = log.read(Position())
-        lines = [line for _, line in page.lines]
+        lines = [placed.line for placed in page.lines]
         while not page.is_end:
             page = log.read(page.next)
-            lines += [line for _, line in page.lines]
+            lines += [placed.line for placed in page.lines]
         return lines
 
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
@@ -462,14 +463,11 @@ class Bench:
         """Open a context, which is named by its path here."""
         return open(digest, "rb")
 
-    async def deliver(
-        self, allocation_id: str, node: int, token: str, name: str, data: bytes, *, offset: int = 0,
-        digest: str | None = None,
-    ) -> int:  # fmt: skip
+    async def deliver(self, allocation_id: str, node: int, token: str, piece: Piece) -> int:
         """Take a piece into the folder of the master."""
         assert token == f"token of node {node}" and allocation_id not in self.ended
         copy = Copy(AllocationFolder(self.home / "master" / "allocations" / allocation_id), node)
-        return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
+        return await asyncio.to_thread(copy.take, piece)
 
     async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         """Ignore the reports, which repeat the journaled records at the end."""

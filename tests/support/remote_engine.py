@@ -28,6 +28,8 @@ from det_core.master.engines import (
     Listener,
     LocalEngine,
     Moved,
+    Notice,
+    Piece,
     Pool,
     Slots,
     Ticket,
@@ -91,16 +93,25 @@ class RemoteEngine:
         slots: Number of its slots.
         link: What is between the two.
         master_url: Where the machine reaches the master; None: where the ticket says.
+        time_limit: Seconds that the machine gives each allocation, of which it warns when few are left.
     """
 
     def __init__(
-        self, home: Path, elsewhere: Path, slots: int, link: Link | None = None, *, master_url: str | None = None
+        self,
+        home: Path,
+        elsewhere: Path,
+        slots: int,
+        link: Link | None = None,
+        *,
+        master_url: str | None = None,
+        time_limit: float | None = None,
     ) -> None:
         self._copies = home / "master" / "allocations"
         self._elsewhere = elsewhere
         self._machine = LocalEngine(elsewhere, Slots(slots))
         self._link = link or Link()
         self._master_url = master_url
+        self._time_limit = time_limit
         self._runs: dict[str, _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -145,6 +156,8 @@ class RemoteEngine:
             run.launched.set()
             self._events.put_nowait(Moved(ticket.allocation_id, Phase.STARTING, "1 node"))
             await submitted
+            if self._time_limit is not None:
+                self._spawn(self._keep_time(ticket, self._time_limit))
         self._spawn(self._follow(run))
 
     async def kill(self, allocation_id: str) -> None:
@@ -199,6 +212,11 @@ class RemoteEngine:
             if event.allocation_id in self._runs:
                 self._runs[event.allocation_id].report = event.exit
 
+    async def _keep_time(self, ticket: Ticket, limit: float) -> None:
+        """Announce the time limit of an allocation as early as its ticket wants."""
+        await asyncio.sleep(max(limit - ticket.stop_before, 0.0))
+        self._events.put_nowait(Notice(ticket.allocation_id, "its time limit is near", ticket.stop_before))
+
     async def _order_end(self, run: _Run) -> None:
         await run.launched.wait()
         await self._link.insist(_nothing)
@@ -228,14 +246,12 @@ class RemoteEngine:
         self._link.rng.shuffle(pieces)
         with suppress(ConnectionError, Fenced):
             for name, offset in pieces:
-                data = run.read(name, offset)
-                size = await self._link.call(lambda n=name, d=data, o=offset: self._send(run, token, n, d, offset=o))  # type: ignore[misc]
-                run.arrived[name] = size
+                run.arrived[name] = await self._send(run, token, Piece(name, run.read(name, offset), offset))
             for name, data in run.whole(ended):
-                await self._link.call(lambda n=name, d=data: self._send(run, token, n, d, digest=digest(d)))  # type: ignore[misc]
+                await self._send(run, token, Piece(name, data, digest=digest(data)))
 
-    async def _send(self, run: _Run, token: str, name: str, data: bytes, **how: Any) -> int:
-        return await self._listener.deliver(run.allocation_id, 0, token, name, data, **how)
+    async def _send(self, run: _Run, token: str, piece: Piece) -> int:
+        return await self._link.call(lambda: self._listener.deliver(run.allocation_id, 0, token, piece))
 
     async def _hand_over(self, run: _Run) -> None:
         for restart, rank, records in run.copy.read_journals():
@@ -318,7 +334,7 @@ class _Relay:
         """Open a context."""
         return await self._link.insist(lambda: self._master.open_context(digest))
 
-    async def deliver(self, *_: object, **__: object) -> int:
+    async def deliver(self, *_: object) -> int:
         """Refuse: this engine delivers."""
         raise AssertionError
 

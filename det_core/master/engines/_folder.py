@@ -17,7 +17,10 @@ from det_core._standalone.files import write_atomic
 from det_core.journal import open_cursors
 from det_core.master.engines._protocol import Ticket
 from det_core.master.engines._supervisor._log import LOG
-from det_core.master.engines._supervisor._program import EXIT, START, take_room, write_exit
+from det_core.master.engines._supervisor._program import EXIT, PROCESSES, START, take_room, write_exit
+
+DELIVERED = "exit.delivered"
+"""Name of an ``exit.json`` from a machine elsewhere until the files that are named in it have come."""
 
 
 class AllocationFolder:
@@ -61,12 +64,20 @@ class AllocationFolder:
 
     def processes(self) -> dict[str, Any]:
         """Return who runs it, as the supervisor wrote it; empty before that, and without what cannot be from it."""
-        content = _read(self.path / "processes")
+        content = _read(self.path / PROCESSES)
         return {name: who for name, who in content.items() if _is_process(who) or (name == "boot" and type(who) is str)}
 
     def exit(self) -> dict[str, Any] | None:
         """Return how it ended; None before that is written."""
         return _read(self.path / EXIT) or None
+
+    def delivery(self) -> dict[str, Any]:
+        """Return the ``exit`` that a machine elsewhere delivered, and ``sizes`` of files of which some are missing."""
+        return _read(self.path / DELIVERED)
+
+    def of_node(self, node: int) -> AllocationFolder:
+        """Return the folder with the processes and the end of a node; logs and journals of all are in this one."""
+        return AllocationFolder(self.path / "nodes" / str(node)) if node else self
 
     def write_exit(self, **facts: object) -> None:
         """Write how it ended, where no supervisor could."""

@@ -17,9 +17,9 @@ from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
 from det_core.master.engines._environment import HOOK, create_venv, hook_command, run_variables, write_info
 from det_core.master.engines._folder import AllocationFolder
-from det_core.master.engines._protocol import Claim, Ended, Listener, Ticket
+from det_core.master.engines._protocol import Claim, Ended, ExitReport, Listener, Ticket
 from det_core.master.engines._slots import Slots
-from det_core.master.engines._verdict import Seen, never_launched
+from det_core.master.engines._verdict import Seen
 from det_core.master.engines._watch import RETRY_INTERVAL, Watch
 from det_core.master.scheduler import Cause, Pool
 
@@ -65,7 +65,7 @@ class LocalEngine:
         for allocation_id in known:
             watch = self._watches[allocation_id] = Watch(allocation_id, self._folder(allocation_id))
             if allocation_id not in folders or watch.folder.has_only_log:
-                watch.over = never_launched(_clock.now())
+                watch.over = ExitReport(None, None, Cause.NOT_STARTED, "it was never launched", time=_clock.now())
                 self._events.put_nowait(Ended(allocation_id, watch.over))
             else:
                 self._follow(watch)

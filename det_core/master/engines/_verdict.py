@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ _WARNED = (Cause.TAKEN, Cause.TIME, Cause.MEMORY)
 
 
 class Seen(NamedTuple):
-    """Observation by an engine of an end, or of a start that failed."""
+    """An end, or a start that failed, as an engine saw it."""
 
     cause: Cause
     detail: str
@@ -28,7 +28,7 @@ class Files:
     """Content of the files of an allocation. A script may have written anything into them.
 
     Attributes:
-        exit: Content of ``exit.json``; None without one.
+        exit: Content of the ``exit.json`` that counts; None without one.
         began: Whether the script is known to have begun.
         last_lines: Last lines of the log.
     """
@@ -38,9 +38,13 @@ class Files:
     last_lines: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, folder: AllocationFolder) -> Files:
-        """Read the files of a folder."""
-        return cls(folder.exit(), "script" in folder.processes(), last_lines(folder.log))
+    def read(cls, folder: AllocationFolder, nodes: int = 1) -> Files:
+        """Read the files of an allocation on so many nodes; an end counts as soon as it was delivered."""
+        parts = [folder.of_node(node) for node in range(nodes)]
+        exits = [part.exit() or part.delivery().get("exit") for part in parts]
+        node = _node_that_counts(exits)
+        began = any("script" in part.processes() for part in parts)
+        return cls(exits[node], began, last_lines(folder.log, node=node))
 
 
 def verdict(files: Files, seen: Seen | None, asked: bool, now: float) -> ExitReport:
@@ -65,9 +69,13 @@ def verdict(files: Files, seen: Seen | None, asked: bool, now: float) -> ExitRep
     return ExitReport(status, facts.get("signal"), cause, detail, files.last_lines, time)
 
 
-def never_launched(now: float) -> ExitReport:
-    """Return the report of an allocation of which nothing is known."""
-    return ExitReport(None, None, Cause.NOT_STARTED, "it was never launched", time=now)
+def _node_that_counts(exits: Sequence[Mapping[str, Any] | None]) -> int:
+    """Return the node that failed first; if none did, one whose end is not known, or the first."""
+    known = {node: facts for node, facts in enumerate(exits) if facts is not None and _is_end(facts)}
+    failed = [node for node, facts in known.items() if facts.get("status") != 0]
+    if failed:
+        return min(failed, key=lambda node: known[node].get("time") or 0.0)
+    return next((node for node in range(len(exits)) if node not in known), 0)
 
 
 def _missing_end(began: bool, seen: Seen | None, asked: bool) -> Seen:
@@ -109,13 +117,13 @@ def _detail(facts: Mapping[str, Any], cause: Cause) -> str:
         return str(facts["error"])
     by = " by the master" if cause is Cause.CANCELLED else ""
     if facts.get("signal") is not None:
-        return f"the script was killed{by} ({_name(facts['signal'])})"
+        return f"the script was killed{by} ({_signal_name(facts['signal'])})"
     if cause is Cause.CANCELLED:
         return "the script was stopped by the master"
     return f"the script exited with status {facts.get('status')}"
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

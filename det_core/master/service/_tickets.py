@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from det_core._standalone.files import write_atomic
 from det_core.config import entrypoint_command
 from det_core.master._errors import Conflict, Fenced, Forbidden, NotFound
-from det_core.master.engines import AllocationFolder, Claim, Copy, Ticket
+from det_core.master.engines import AllocationFolder, Claim, Copy, Piece, Ticket
 from det_core.master.service import _reports
 from det_core.master.service._access import hash_secret, live_allocation, read_context
 from det_core.master.store import models
@@ -103,17 +103,7 @@ class EventListener:
         await self._service.actor.do(command)
         return granted
 
-    async def deliver(
-        self,
-        allocation_id: str,
-        node: int,
-        token: str,
-        name: str,
-        data: bytes,
-        *,
-        offset: int = 0,
-        digest: str | None = None,
-    ) -> int:
+    async def deliver(self, allocation_id: str, node: int, token: str, piece: Piece) -> int:
         """Take a piece of a file from the runner of a node; see :meth:`~det_core.master.engines.Copy.take`.
 
         Raises:
@@ -124,7 +114,7 @@ class EventListener:
         if not hmac.compare_digest(expected, hash_secret(token)):
             raise Forbidden(f"allocation {allocation_id}: not the token of the runner of node {node}")
         copy = Copy(AllocationFolder(self._service.settings.home / "master" / "allocations" / allocation_id), node)
-        return await asyncio.to_thread(copy.take, name, data, offset=offset, digest=digest)
+        return await asyncio.to_thread(copy.take, piece)
 
     async def open_context(self, digest: str) -> IO[bytes]:
         """Open a context archive as a file, which is written when it is first wanted.

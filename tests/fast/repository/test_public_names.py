@@ -69,8 +69,8 @@ PUBLIC = {
     "det_core.protocol": "IDLE_TIMEOUT MasterSession",
     "det_core.master.engines": """
         EVERY_LINE ID_PATTERN POSITION_PATTERN AllocationFolder Cause Claim Copy Ended Engine Event ExitReport
-        LineFilter Listener LocalEngine LogLine Moved Notice PlacedLine Pool Position Slots Ticket TrialLog append_lines
-        check_archive delete_folders encode_line pack_files read_archived unpack_archive
+        LineFilter Listener LocalEngine LogLine Moved Notice Piece PlacedLine Pool Position Slots Ticket TrialLog
+        append_lines check_archive delete_folders encode_line pack_files read_archived unpack_archive
     """,
     "det_core.master.store": "METADATA MetricRow Store change",
     "det_core.testing": "SearchSuite",

@@ -31,6 +31,7 @@ from ._namespace import appear
 GRACE_PERIOD = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 START = "start.json"
+PROCESSES = "processes"
 EXIT = "exit.json"
 ROOM = "exit.json.room"
 """File that holds the room for ``exit.json`` until then, so that a full disk cannot keep the end from being written."""
@@ -180,9 +181,8 @@ def write_processes(folder: str, **pids: int) -> None:
     """Write who runs, each with its start time, which tells it from a later process of the same ID."""
     found: dict[str, object] = {name: [pid, start_time(pid)] for name, pid in pids.items()}
     with suppress(OSError):  # the disk is full: the lock and the variables of the processes must do
-        write_atomic(
-            os.path.join(folder, "processes"), json.dumps({"boot": boot_id(), **found}).encode(), durable=False
-        )
+        content = json.dumps({"boot": boot_id(), **found}).encode()
+        write_atomic(os.path.join(folder, PROCESSES), content, durable=False)
 
 
 def boot_id() -> str:

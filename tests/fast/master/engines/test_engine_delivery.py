@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from det_core.master._errors import Conflict, Invalid, MasterError, TooMuch
-from det_core.master.engines import AllocationFolder, Copy
+from det_core.master.engines import AllocationFolder, Copy, Piece
 from det_core.master.engines._delivery import MAX_PIECE_BYTES, digest, pack_exit
+from det_core.master.engines._verdict import Files, Seen, verdict
+from det_core.master.scheduler import Cause
 
 LOG = "log/0.supervisor.0"
 JOURNAL = "journal/journal-0-3.jsonl"
@@ -24,7 +27,7 @@ def copy(path: Path, node: int = 0) -> Copy:
 
 def take_exit(found: Copy, sizes: dict[str, int], facts: dict[str, Any] = END) -> int:
     data = pack_exit(facts, sizes)
-    return found.take("exit.json", data, digest=digest(data))
+    return found.take(Piece("exit.json", data, digest=digest(data)))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -41,7 +44,7 @@ def test_pieces_in_any_order_make_the_files(tmp_path: Path, seed: int) -> None:
         piece = files[name][begin : begin + rng.randrange(500)]
         path = tmp_path / name
         before = path.stat().st_size if path.exists() else 0
-        size = copy(tmp_path).take(name, piece, offset=begin)
+        size = copy(tmp_path).take(Piece(name, piece, begin))
         assert size == (before if begin > before else max(before, begin + len(piece)))
     assert {name: (tmp_path / name).read_bytes() for name in files if sizes[name]} == {
         name: data for name, data in files.items() if data
@@ -51,26 +54,24 @@ def test_pieces_in_any_order_make_the_files(tmp_path: Path, seed: int) -> None:
 
 def test_end_waits_for_all_files_that_it_names(tmp_path: Path) -> None:
     found = copy(tmp_path)
-    assert found.missing() is None
-    found.take(LOG, b"on", offset=0)
+    found.take(Piece(LOG, b"on"))
     take_exit(found, {LOG: 4, JOURNAL: 1})
-    assert found.missing() == {LOG: 2, JOURNAL: 0}
-    found.take(JOURNAL, b"x")
-    found.take(LOG, b"e\n", offset=2)
-    assert found.missing() == {}
+    found.take(Piece(JOURNAL, b"x"))
+    assert AllocationFolder(tmp_path).exit() is None
+    found.take(Piece(LOG, b"e\n", 2))
     assert AllocationFolder(tmp_path).exit() == END
     take_exit(found, {LOG: 4, JOURNAL: 1})
-    assert found.take(LOG, b"one\nmore", offset=0) == 4
+    assert found.take(Piece(LOG, b"one\nmore")) == 4
     assert (tmp_path / LOG).read_bytes() == b"one\n"
 
 
 def test_end_holds_without_files_that_are_lost_for_good(tmp_path: Path) -> None:
-    found = copy(tmp_path)
-    found.give_up()
-    assert AllocationFolder(tmp_path).exit() is None
-    take_exit(found, {LOG: 4})
-    copy(tmp_path).give_up()
-    assert AllocationFolder(tmp_path).exit() == END
+    lost = Seen(Cause.LOST, "its node is down")
+    copy(tmp_path).take(Piece(LOG, b"1.000000 o one\n"))
+    assert verdict(Files.read(AllocationFolder(tmp_path)), lost, False, 7.0).cause is Cause.LOST
+    take_exit(copy(tmp_path), {LOG: 40})
+    report = verdict(Files.read(AllocationFolder(tmp_path)), lost, False, 7.0)
+    assert (report.status, report.cause, report.last_lines) == (0, Cause.NONE, ("one",))
 
 
 @pytest.mark.parametrize("complete", [False, True])
@@ -79,24 +80,31 @@ def test_another_end_is_refused(tmp_path: Path, complete: bool) -> None:
     take_exit(found, {} if complete else {LOG: 4})
     with pytest.raises(Conflict):
         take_exit(found, {}, {**END, "status": 1})
-    found.give_up()
-    assert AllocationFolder(tmp_path).exit() == END
+    assert Files.read(AllocationFolder(tmp_path)).exit == END
 
 
 def test_older_list_of_processes_that_comes_late_is_ignored(tmp_path: Path) -> None:
     young = json.dumps({"boot": "b", "supervisor": [1, 2], "script": [3, 4]}).encode()
     old = json.dumps({"boot": "b", "supervisor": [1, 2]}).encode()
     for data in (old, young, old):
-        copy(tmp_path).take("processes", data, digest=digest(data))
+        copy(tmp_path).take(Piece("processes", data, digest=digest(data)))
     assert (tmp_path / "processes").read_bytes() == young
 
 
-def test_nodes_have_an_end_each(tmp_path: Path) -> None:
-    take_exit(copy(tmp_path, 1), {"log/1.supervisor.0": 1})
-    copy(tmp_path, 1).take("log/1.supervisor.0", b"x")
-    assert copy(tmp_path, 1).missing() == {}
-    assert copy(tmp_path).missing() is None
-    assert (tmp_path / "log" / "1.supervisor.0").read_bytes() == b"x"
+def test_nodes_have_an_end_each_of_which_the_first_failure_counts(tmp_path: Path) -> None:
+    line = b"1.000000 o of node %d\n"
+    folder = AllocationFolder(tmp_path)
+    for node, (status, time) in {2: (1, 9.0), 1: (3, 8.0), 0: (0, 7.0)}.items():
+        name = f"log/{node}.supervisor.0"
+        take_exit(copy(tmp_path, node), {name: len(line % node)}, {**END, "status": status, "time": time})
+        copy(tmp_path, node).take(Piece(name, line % node))
+        assert folder.of_node(node).exit() is not None
+    report = verdict(Files.read(folder, nodes=3), None, False, 7.0)
+    assert (report.status, report.time, report.last_lines) == (3, 8.0, ("of node 1",))
+    assert verdict(Files.read(folder, nodes=1), None, False, 7.0).clean
+    shutil.rmtree(tmp_path / "nodes" / "1")
+    shutil.rmtree(tmp_path / "nodes" / "2")
+    assert verdict(Files.read(folder, nodes=2), None, False, 7.0).cause is Cause.NOT_STARTED, "one is missing"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +129,7 @@ def test_what_is_not_in_the_list_is_refused(
     tmp_path: Path, name: str, data: bytes, check: str | None, error: type[MasterError]
 ) -> None:
     with pytest.raises(error):
-        copy(tmp_path).take(name, data, digest=check)
+        copy(tmp_path).take(Piece(name, data, digest=check))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -130,5 +138,5 @@ def test_link_in_the_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     (tmp_path / LOG).symlink_to(tmp_path / "out")
     with pytest.raises(OSError):
-        copy(tmp_path).take(LOG, b"x")
+        copy(tmp_path).take(Piece(LOG, b"x"))
     assert (tmp_path / "out").read_bytes() == b""

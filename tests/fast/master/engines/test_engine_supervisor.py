@@ -13,6 +13,8 @@ import pytest
 
 from det_core.master.engines import Cause, _watch
 from det_core.master.engines._folder import AllocationFolder
+from det_core.master.engines._local import _spawn
+from det_core.master.engines._logs import last_lines
 from support.disks import fill, small_disk
 from support.engine_suite import FOREVER, Bench, alive, key, numbers, spec, until
 from support.engines import Local, run, texts
@@ -136,6 +138,15 @@ async def test_two_allocations_have_ports_of_their_own(tmp_path: Path) -> None:
             await second.end_of("a"), await second.end_of("b")
             a, b = (texts(second, key(name))[0].split() for name in ("a", "b"))
             assert len({*a, *b}) == 8
+
+
+def test_supervisor_of_another_node_writes_that_nodes_log(tmp_path: Path) -> None:
+    folder = AllocationFolder(tmp_path / "a")
+    folder.create(spec("a"))
+    folder.write_start(["sh", "-c", "echo of node 2"], {"PATH": os.defpath}, node=2)
+    os.waitpid(_spawn(folder, appear=False), 0)
+    assert last_lines(folder.log, node=2) == ("of node 2",)
+    assert last_lines(folder.log) == ()
 
 
 async def test_a_launch_that_a_death_cut_short_is_lost(tmp_path: Path) -> None:

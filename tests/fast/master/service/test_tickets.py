@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from det_core.master._errors import Conflict, Fenced, Forbidden
-from det_core.master.engines import Pool, Ticket
+from det_core.master.engines import Piece, Pool, Ticket
 from det_core.master.service import _access, _create, _queries, _steering, _tickets
 from support.mastered import Bench, bench, config_of, train
 
@@ -79,10 +79,10 @@ async def test_token_of_a_runner_is_not_the_scripts(tmp_path: Path) -> None:
         ticket = await held(b, Pool(1))
         granted = await claim(b, ticket)
         deliver = partial(_tickets.EventListener(b.service).deliver, ticket.allocation_id)
-        assert await deliver(0, granted.token, "log/0.supervisor.0", b"line\n") == 5
+        assert await deliver(0, granted.token, Piece("log/0.supervisor.0", b"line\n")) == 5
         for node, token in ((0, granted.session_token), (1, granted.token), (1, ""), (0, "")):
             with pytest.raises(Forbidden):
-                await deliver(node, token, "log/0.supervisor.0", b"other\n", offset=5)
+                await deliver(node, token, Piece("log/0.supervisor.0", b"other\n", 5))
         folder = tmp_path / "master" / "allocations" / ticket.allocation_id
         assert (folder / "log" / "0.supervisor.0").read_bytes() == b"line\n"
         assert await _access.identify(b.service, granted.token) is None
