@@ -157,7 +157,9 @@ def reachable(host: str) -> str:
         return "127.0.0.1"
     if host == "::":
         return "[::1]"
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:  # IPv6
+        return f"[{host}]"
+    return host
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -169,7 +169,10 @@ def _size(path: Path) -> int:
         status = os.lstat(path)
     except FileNotFoundError:
         return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+    # A script may put anything in a file's place; what is no regular file counts as missing.
+    if not stat.S_ISREG(status.st_mode):
+        return 0
+    return status.st_size
 
 
 def _sync(path: Path) -> None:

@@ -191,10 +191,10 @@ def _cause(error: Exception) -> Cause:
     """Return why an allocation cannot be started."""
     if isinstance(error, Conflict):
         return Cause.CANCELLED
-    if isinstance(error, Stopping):
-        return Cause.NOT_STARTED
     # What a ticket says stays as it is; a disk or an interpreter may be there at the next try.
-    return Cause.REFUSED if isinstance(error, (ValueError, MasterError)) else Cause.NOT_STARTED
+    if isinstance(error, (ValueError, MasterError)) and not isinstance(error, Stopping):
+        return Cause.REFUSED
+    return Cause.NOT_STARTED
 
 
 def _spawn(folder: AllocationFolder, *, appear: bool) -> int:

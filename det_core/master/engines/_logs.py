@@ -466,7 +466,10 @@ class LogFile:
             yield _Segment(None, start)
             return
         try:
-            yield _Segment(fd if stat.S_ISREG(os.fstat(fd).st_mode) else None, start)
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                yield _Segment(fd, start)
+            else:
+                yield _Segment(None, start)
         finally:
             os.close(fd)
 
@@ -477,11 +480,15 @@ class _Segment:
     def __init__(self, fd: int | None, start: int) -> None:
         self._fd = fd
         self._start = start
-        self.end = start + (0 if fd is None else os.fstat(fd).st_size)
+        self.end = start
+        if fd is not None:
+            self.end += os.fstat(fd).st_size
 
     def read(self, offset: int, size: int) -> bytes:
         """Return up to ``size`` bytes."""
-        return b"" if self._fd is None else os.pread(self._fd, size, offset - self._start)
+        if self._fd is None:
+            return b""
+        return os.pread(self._fd, size, offset - self._start)
 
     def lines_from(self, offset: int) -> bytes:
         """Return a block of whole lines; empty if none follows, or the last one has not ended."""

@@ -115,11 +115,13 @@ def _is_end(facts: Mapping[str, Any]) -> bool:
 def _detail(facts: Mapping[str, Any], cause: Cause) -> str:
     if facts.get("error"):
         return str(facts["error"])
-    by = " by the master" if cause is Cause.CANCELLED else ""
-    if facts.get("signal") is not None:
-        return f"the script was killed{by} ({_signal_name(facts['signal'])})"
+    signal = facts.get("signal")
     if cause is Cause.CANCELLED:
+        if signal is not None:
+            return f"the script was killed by the master ({_signal_name(signal)})"
         return "the script was stopped by the master"
+    if signal is not None:
+        return f"the script was killed ({_signal_name(signal)})"
     return f"the script exited with status {facts.get('status')}"
 
 

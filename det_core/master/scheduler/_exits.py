@@ -222,8 +222,9 @@ def _count_failure(trial: TrialFacts) -> Next:
 def _again(trial: TrialFacts, restarts: int) -> Next:
     if trial.op_complete:
         return Next(Step.PARK, trial.state, restarts)
-    step = Step.ALLOCATE if trial.state is State.ACTIVE else Step.WAIT
-    return Next(step, trial.state, restarts)
+    if trial.state is not State.ACTIVE:
+        return Next(Step.WAIT, trial.state, restarts)
+    return Next(Step.ALLOCATE, trial.state, restarts)
 
 
 def _end(trial: TrialFacts, state: State, failures: int = 0, *, failed: bool = False) -> Next:

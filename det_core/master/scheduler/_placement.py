@@ -24,7 +24,9 @@ class Pool:
     @property
     def slot_ids(self) -> range:
         """IDs of the slots; none where the cluster gives them out."""
-        return range(0 if self.queues else self.slots)
+        if self.queues:
+            return range(0)
+        return range(self.slots)
 
     def count_nodes(self, slots: int) -> int:
         """Return how many nodes an allocation of that many slots runs on."""
@@ -188,7 +190,9 @@ class _Round:
 
     def _need_of(self, allocation: PendingAllocation) -> int:
         """Return how many places an allocation takes."""
-        return 1 if self._pool.queues else allocation.slots
+        if self._pool.queues:
+            return 1
+        return allocation.slots
 
     def _yield_of(self, allocation: RunningAllocation) -> int:
         """Return how many places come free when an allocation ends; a slot may be gone since it started."""

@@ -160,24 +160,25 @@ class Actor:
         answer: T = await asked.answer
         return answer
 
-    def post(self, command: Command[Any], delay: float | None = None, known: str = "") -> None:
+    def post(self, command: Command[Any], delay: float = RETRY, known: str = "") -> None:
         """Carry out a command whose answer nobody waits for; retry it while it fails, and log each new cause.
 
         Args:
             command: Command.
-            delay: Seconds until it is tried again. Defaults to ``RETRY``.
+            delay: Seconds until it is tried again.
             known: Message of its last failure.
         """
         loop = asyncio.get_running_loop()
-        seconds = RETRY if delay is None else delay
 
         def on_answer(answer: asyncio.Future[Any]) -> None:
-            error = None if answer.cancelled() else answer.exception()
+            if answer.cancelled():  # the loop is closing
+                return
+            error = answer.exception()
             if error is None or isinstance(error, Stopping) or getattr(error, "status", 500) < 500:
                 return
             if isinstance(error, StoreError) and str(error) != known:
                 LOG.warning("cannot store a decision, retrying: %s", error)
-            loop.call_later(seconds, self.post, command, min(2 * seconds, MAX_RETRY_DELAY), str(error))
+            loop.call_later(delay, self.post, command, min(2 * delay, MAX_RETRY_DELAY), str(error))
 
         asked = _Asked(command, loop.create_future(), known)
         asked.answer.add_done_callback(on_answer)

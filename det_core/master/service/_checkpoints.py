@@ -186,14 +186,17 @@ async def best(service: ServiceState, experiment_id: int) -> CheckpointView | No
     Of equals it is the newest of the earliest trial, as that is the one which stays when the experiment has ended.
     """
     experiment = await experiment_row(service, experiment_id)
-    sign = 1 if Experiment(experiment.config).smaller_is_better else -1
+    sign = 1
+    if not Experiment(experiment.config).smaller_is_better:
+        sign = -1
 
     def look(session: Session) -> CheckpointView | None:
         views = _show(session, checkpoints.of_experiment(session, experiment_id, states=[checkpoints.COMPLETED]))
         ranked = [(sign * v.searcher_metric, v.trial_id, v) for v in views if v.searcher_metric is not None]
         numbers = [entry for entry in ranked if not math.isnan(entry[0])]
         # min() returns the first of equals, and the newest come first.
-        return min(numbers, key=lambda entry: entry[:2])[2] if numbers else None
+        _, _, view = min(numbers, key=lambda entry: entry[:2], default=(None, None, None))
+        return view
 
     return await service.store.read(look)
 
@@ -458,7 +461,7 @@ async def look_for(service: ServiceState, doubt: Doubt) -> None:
                 run_in_daemon_thread(_look_in_storage, service, doubt.storage, uuid), STORAGE_TIMEOUT
             )
         except Exception as e:  # a driver may raise anything, and the trial is to go on
-            what = "its storage does not answer" if isinstance(e, asyncio.TimeoutError) else str(e)
+            what = str(e) or "its storage does not answer"  # a timeout has no text
             LOG.warning("trial %d: whether checkpoint %s is complete is not known: %s", doubt.trial.id, uuid, what)
             continue
         if found is not None:

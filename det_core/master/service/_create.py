@@ -285,9 +285,10 @@ def _check_warm_start(session: Session, uuid: str | None) -> None:
     """Refuse a start from a checkpoint that was deleted, or began to be, since the experiment was drafted."""
     if uuid is None:
         return
-    found = session.get(models.Checkpoint, uuid)
-    source = None if found is None else session.get(models.Experiment, found.experiment_id)
-    if found is None or source is None or found.state != checkpoints.COMPLETED or source.state == State.DELETING:
+    is_whole = models.Checkpoint.state == checkpoints.COMPLETED
+    found = select(models.Checkpoint.uuid).where(models.Checkpoint.uuid == uuid, is_whole)
+    found = found.join(models.Experiment).where(models.Experiment.state != State.DELETING)
+    if session.scalar(found) is None:
         raise Invalid(f"checkpoint {uuid}, which trials are to start from, was deleted")
 
 

@@ -173,7 +173,7 @@ def _gave_up(body: Mapping[str, Any]) -> Act:
 
 def _progressed(body: Mapping[str, Any]) -> Act:
     is_raw = "fraction" in body
-    value = float(body["fraction" if is_raw else "units"])
+    value = float(body.get("fraction", body.get("units")))
     if not math.isfinite(value) or value < 0:
         value = 0.0
     return lambda service, tx, trial: _operations.progressed(tx, trial, value, is_raw=is_raw)

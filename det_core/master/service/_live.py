@@ -83,8 +83,10 @@ class LiveAllocation:
 
     @property
     def phase(self) -> Phase:
-        """Steps and checkpoint that it has reached."""
-        return Phase.RUNNING if self.ready else self.launch.phase
+        """Phase of its start, or RUNNING."""
+        if self.ready:
+            return Phase.RUNNING
+        return self.launch.phase
 
     @property
     def ending(self) -> bool:
@@ -134,7 +136,9 @@ class LiveTrial:
     @property
     def length(self) -> int | None:
         """Length of the current operation; None if there is none."""
-        return self.operations[-1].length if self.operations else None
+        if not self.operations:
+            return None
+        return self.operations[-1].length
 
     @property
     def completed(self) -> bool:

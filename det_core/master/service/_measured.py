@@ -65,8 +65,8 @@ class Measured:
 
 def missing(metric: str, names: Sequence[str] | set[str]) -> str:
     """Return the message that no validation has the metric of a search, with what trials report instead."""
-    told = ", ".join(sorted(names)) if names else "no validation metrics"
-    return f"no validation has `{metric}`, the metric of the search; trials report: {told}"
+    reported = ", ".join(sorted(names)) or "no validation metrics"
+    return f"no validation has `{metric}`, the metric of the search; trials report: {reported}"
 
 
 def is_search(spec: Experiment) -> bool:
@@ -105,7 +105,9 @@ def remarks(session: Session, row: models.Experiment) -> list[str]:
     found = trials.of_experiment(session, row.id)
     if not best:
         names = _names(session, found)
-        return [missing(spec.metric, names)] if names or _has_completed(session, row.id) else []
+        if not names and not _has_completed(session, row.id):
+            return []
+        return [missing(spec.metric, names)]
     measured = [t for t in found if t.id in best]
     keys = {key for t in measured for key in t.hparams if t.hparams[key] != measured[0].hparams.get(key)}
     if keys and len(set(best.values())) == 1:

@@ -114,14 +114,18 @@ def completed(service: ServiceState, tx: Transaction, trial: LiveTrial, length: 
             f"trial {trial.id}: the operation of length {length} was completed with {before!r} already, "
             f"so it cannot be with {metric!r}"
         )
-    standing = "there is none" if trial.length is None else f"the current one is of length {trial.length}"
+    standing = "there is none"
+    if trial.length is not None:
+        standing = f"the current one is of length {trial.length}"
     raise Conflict(f"trial {trial.id} has no operation of length {length} to complete: {standing}")
 
 
 def as_number(value: Any) -> float | None:
     """Return a number as a float, also one that is spelled as §2.1 says; None for anything else."""
     number = str_to_nonfinite(value)
-    return float(number) if is_number(number) else None
+    if not is_number(number):
+        return None
+    return float(number)
 
 
 async def progress(

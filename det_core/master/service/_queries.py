@@ -134,7 +134,9 @@ async def find_trials(
     """
     row = await experiment_row(service, experiment_id)
     live = _show.snapshot_trials(service.live.experiments.get(experiment_id))
-    order = validations.best_first(Experiment(row.config).smaller_is_better) if best_first else validations.BY_ID
+    order = validations.BY_ID
+    if best_first:
+        order = validations.best_first(Experiment(row.config).smaller_is_better)
 
     def look(session: Session) -> tuple[list[TrialView], int]:
         chosen = _show.in_states(states, live)
@@ -310,7 +312,10 @@ class MetricsReader:
         for trial_id in self._trial_ids:
             if session.get(models.Trial, trial_id) is None:
                 raise no_trial(trial_id)
-            for name in series.groups(session, trial_id) if self._group is None else [self._group]:
+            groups = series.groups(session, trial_id)
+            if self._group is not None:
+                groups = [self._group]
+            for name in groups:
                 yield trial_id, name
 
 

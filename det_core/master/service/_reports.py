@@ -112,7 +112,9 @@ async def left_behind(
             await left_behind(service, allocation, rank, records[:half], restart)
             await left_behind(service, allocation, rank, records[half:], restart)
             return
-        reason = "line is not a record" if "damaged" in records[0] else str(e)
+        reason = str(e)
+        if "damaged" in records[0]:
+            reason = "line is not a record"
         LOG.warning("allocation %s: ignoring a record of rank %d: %s", allocation.id, rank, reason)
         text = f"ignoring a record of rank {rank}, restart {restart}: {reason}: {json.dumps(records[0])}"
         await _write_log(service, allocation.trial.row.task_id, text)

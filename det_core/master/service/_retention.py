@@ -268,7 +268,9 @@ async def erase(service: ServiceState, experiment_id: int) -> None:
     """Delete what belongs to an experiment in state DELETING."""
     rows = await service.store.read(lambda session: checkpoints.of_experiment(session, experiment_id, states=THERE))
     failed = await delete_rows(service, rows, WHOLE)
-    problems = [f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"] if failed else []
+    problems = []
+    if failed:
+        problems.append(f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}")
     problems += await _delete_event_files(service, experiment_id)
     problems += await _delete_logs(service, experiment_id)
 

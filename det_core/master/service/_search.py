@@ -178,10 +178,12 @@ def _carry_out(service: ServiceState, tx: Transaction, experiment: LiveExperimen
             experiment.pending.append(TrialCreated(action.request_id))
         return
     if isinstance(action, Shutdown):
-        state = State.STOPPING_ERROR if action.failure else State.STOPPING_COMPLETED
-        _steering.stop(
-            service, tx, experiment, State.STOPPING_CANCELED if action.cancel else state, "its search is over"
-        )
+        state = State.STOPPING_COMPLETED
+        if action.cancel:
+            state = State.STOPPING_CANCELED
+        elif action.failure:
+            state = State.STOPPING_ERROR
+        _steering.stop(service, tx, experiment, state, "its search is over")
         return
     trial: LiveTrial | None = experiment.trials.get(getattr(action, "request_id", ""))
     if trial is None:

@@ -163,7 +163,9 @@ class SearchWorker:
 
     def progress(self) -> float:
         """Return the fraction of the search that was done at its last answer."""
-        return 1.0 if self.over else self._fraction
+        if self.over:
+            return 1.0
+        return self._fraction
 
     def rungs(self) -> list[dict[str, Any]]:
         """Return no rungs: none of these searches has any."""
@@ -284,14 +286,17 @@ class SearchWorker:
             reply: dict[str, Any] = json.loads(await self._process.stdout.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
             status = await self._process.wait()
-            how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            how = f"exited with status {status}"
+            if status < 0:
+                how = f"was killed by signal {-status}"
             raise SearchDied(f"its process {how}") from None
         finally:
             timer.cancel()
             self._pending = None
         if "error" in reply:
             raise SearchFailed(reply["error"])
-        self._fraction = self._fraction if reply["progress"] is None else reply["progress"]
+        if reply["progress"] is not None:
+            self._fraction = reply["progress"]
         return reply
 
     def _log_slow(self) -> None:

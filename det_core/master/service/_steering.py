@@ -245,7 +245,7 @@ async def patch_experiment(
     await experiment_row(service, experiment_id)
     if name is not None and not name.strip():
         raise Invalid(f"experiment {experiment_id}: a name cannot be empty")
-    counts = {} if checkpoint_storage is None else _counts(experiment_id, checkpoint_storage)
+    counts = _counts(experiment_id, checkpoint_storage or {})
 
     def write(session: Session) -> dict[str, Any] | None:
         row = session.get(models.Experiment, experiment_id)

@@ -123,8 +123,9 @@ class Subscriptions:
     def _has_changed(self, topic: Hashable, cursor: Cursor) -> bool:
         if cursor.start != self._start or cursor.number < self._forgotten:
             return True
-        last = self._number if topic is ANY else self._last.get(topic, 0)
-        return last > cursor.number
+        if topic is ANY:
+            return self._number > cursor.number
+        return self._last.get(topic, 0) > cursor.number
 
     def _wake(self, topic: Hashable) -> None:
         for waiter in self._waiting.get(topic, ()):

@@ -228,7 +228,9 @@ def ended(
         ),
         kind,
     )
-    error = _describe(allocation_id, report) if has_failed else None
+    error = None
+    if has_failed:
+        error = _describe(allocation_id, report)
     _apply(service, tx, trial, after, error)
     service.live.touch(trial.experiment)
 

@@ -83,7 +83,9 @@ async def _create(
     row = await experiment_row(service, experiment_id)
     if not row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is managed: its search creates its trials")
-    name = str(uuid.uuid4()) if external_id is None else external_id
+    name = external_id
+    if name is None:
+        name = str(uuid.uuid4())
     made: list[models.Trial] = []
 
     def command(tx: Transaction) -> None:

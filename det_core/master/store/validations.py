@@ -29,7 +29,7 @@ _T = Trial.__table__.c
 _M = Metric.__table__.c
 _W = Writer.__table__.c
 _NOTHING_SUPERSEDED = Visible([])
-BY_ID = [_T.id.asc()]
+BY_ID: list[ColumnElement[Any]] = [_T.id.asc()]
 """Order of trials by their IDs."""
 
 

@@ -96,9 +96,11 @@ class LogWriter:
         self._fd = self._open(self._starts[-1])
         status = os.fstat(self._fd)
         self._size = status.st_size
-        self._last_time = status.st_mtime if self._size else 0.0
-        if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":  # torn by a kill
-            self.write(b"\n")
+        self._last_time = 0.0
+        if self._size:
+            self._last_time = status.st_mtime
+            if os.pread(self._fd, 1, self._size - 1) != b"\n":  # torn by a kill
+                self.write(b"\n")
 
     def stamp(self) -> bytes:
         """Return the time of a line that is written now; a clock that is set back stands still here."""
@@ -273,9 +275,11 @@ class _Lines:
         return lines, data[begin:]
 
     def _take_bar(self) -> list[bytes]:
+        if self._bar is None:
+            return []
         bar = self._bar
         self._bar = None
-        return [] if bar is None else [bar]
+        return [bar]
 
 
 def _cut(line: bytes) -> list[bytes]:
