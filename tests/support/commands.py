@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
+from typing import Any
 from unittest.mock import patch
 
 from det_core.cli import main
@@ -37,3 +39,23 @@ def det_core(*arguments: object, check: int | None = 0, stdin: int | None = None
     assert check is None or status == check, (status, *said)
     assert "Traceback" not in said[1]
     return subprocess.CompletedProcess(words, status, *said)
+
+
+class Command:
+    """``det-core`` as a function of its words, which returns what it prints.
+
+    Attributes:
+        errors: what the last command printed on stderr.
+    """
+
+    errors = ""
+
+    def __call__(self, *arguments: object, status: int = 0) -> str:
+        """Run a command, which must exit with that status."""
+        done = det_core(*arguments, check=status)
+        self.errors = done.stderr
+        return done.stdout
+
+    def json(self, *arguments: object, status: int = 0) -> Any:
+        """Return what a command prints with ``--json``."""
+        return json.loads(self(*arguments, "--json", status=status))

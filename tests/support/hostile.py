@@ -109,3 +109,35 @@ def hostile_peers(api: Api, log_path: str, count: int) -> Iterator[list[socket.s
             peers[-1].connect((host, int(port)))
             peers[-1].sendall(slow_reader if number % 10 == 9 else halves[number % 2])
         yield peers
+
+
+class Peer:
+    """A connection that sends what a test says and keeps its end open."""
+
+    def __init__(self, url: str, sent: bytes = b"") -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.sendall(sent)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def answer(self) -> bytes:
+        """Return what comes, until the body of one answer is complete."""
+        text = b""
+        while b"\r\n\r\n" not in text or not text.endswith(b"}"):
+            text += self.socket.recv(1 << 16)
+        return text
+
+    def rest(self) -> bytes:
+        """Return what comes until the master closes the connection."""
+        text = b""
+        try:
+            while part := self.socket.recv(1 << 16):
+                text += part
+        except ConnectionResetError:  # aborted
+            pass
+        return text

@@ -152,6 +152,27 @@ class Running:
         """Create an experiment and return the allocation of its first trial."""
         return self.launched(self.created(config, **more))[0]
 
+    def post(self, path: str, body: Any) -> Any:
+        """Return the answer to a POST, which must be a 200."""
+        answer = self.ask("POST", path, body)
+        assert answer.status == 200, answer.text
+        return answer.json
+
+    def report(self, spec: Launched, group: str, step: int, metrics: dict[str, Any]) -> None:
+        """Report metrics of a trial."""
+        body = {"trialRunId": spec.trial_run_id, "stepsCompleted": step, "metrics": {"avgMetrics": metrics}}
+        self.post(f"trials/{spec.trial_id}/metrics", {"group": group, "metrics": body})
+
+    def log(self, spec: Launched, *texts: str, **fields: Any) -> None:
+        """Send lines of a trial's log."""
+        line = {"task_id": spec.task_id, "allocation_id": spec.allocation_id, "timestamp": "2026-01-01T00:00:00Z"}
+        self.post("task/logs", {"logs": [{**line, "log": text, **fields} for text in texts]})
+
+    def complete(self, spec: Launched, length: int, metric: float) -> None:
+        """Complete the operation of a trial."""
+        body = {"op": {"length": length}, "searcherMetric": metric}
+        self.post(f"trials/{spec.trial_id}/searcher/completed_operation", body)
+
     def end(self, allocation_id: str, status: int = 0) -> None:
         """Let the script exit."""
 

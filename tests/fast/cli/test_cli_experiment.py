@@ -7,11 +7,10 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from det_core.cli import main
+from support.commands import Command
 from support.processes import until
 from support.running_master import TOKEN, Running
 
@@ -40,31 +39,9 @@ def master(running: Running, home: Path, monkeypatch: pytest.MonkeyPatch) -> Run
     return running
 
 
-class Command:
-    """Command line in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.errors = ""
-
-    def __call__(self, *arguments: object, status: int = 0) -> str:
-        try:
-            got = main([str(argument) for argument in arguments])
-        except SystemExit as e:
-            got = int(e.code or 0)
-        done = self._capsys.readouterr()
-        self.errors = done.err
-        assert got == status, done.err
-        assert "Traceback" not in done.err
-        return done.out
-
-    def json(self, *arguments: object, status: int = 0) -> Any:
-        return json.loads(self(*arguments, "--json", status=status))
-
-
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
+def command() -> Command:
+    return Command()
 
 
 @pytest.fixture
@@ -80,18 +57,9 @@ def train(master: Running, experiment_id: int, trials: int = 2) -> None:
         spec = master.launched(experiment_id)[0]
         loss = float(spec.hparams["lr"])
         for step in (1, 2):
-            body = {
-                "trialRunId": spec.trial_run_id,
-                "stepsCompleted": step,
-                "metrics": {"avgMetrics": {"loss": loss / step}},
-            }
-            report = {"group": "validation", "metrics": body}
-            assert master.ask("POST", f"trials/{spec.trial_id}/metrics", report).status == 200
-        line = {"task_id": spec.task_id, "log": f"lr is {loss}\n", "timestamp": "2026-01-01T00:00:00Z"}
-        line |= {"rank_id": 1, "level": "LOG_LEVEL_WARNING", "stdtype": "stderr", "allocation_id": spec.allocation_id}
-        assert master.ask("POST", "task/logs", {"logs": [line]}).status == 200
-        done = {"op": {"length": 2}, "searcherMetric": loss / 2}
-        assert master.ask("POST", f"trials/{spec.trial_id}/searcher/completed_operation", done).status == 200
+            master.report(spec, "validation", step, {"loss": loss / step})
+        master.log(spec, f"lr is {loss}\n", rank_id=1, level="LOG_LEVEL_WARNING", stdtype="stderr")
+        master.complete(spec, 2, loss / 2)
         master.end(spec.allocation_id)
         until(lambda: spec.allocation_id not in master.engine.running)  # noqa: B023
 
@@ -270,10 +238,8 @@ def test_logs_of_an_experiment_are_whole_and_in_order(master: Running, command: 
     specs = master.launched(number, 2)
     for begin in (0, 700):
         for spec in specs:
-            head = {"task_id": spec.task_id, "allocation_id": spec.allocation_id}
-            head["timestamp"] = f"2026-01-01T00:00:0{begin // 700}Z"
-            lines = [{**head, "log": f"{n}\n", "stdtype": "stdout"} for n in range(begin, begin + 700)]
-            assert master.ask("POST", "task/logs", {"logs": lines}).status == 200
+            texts = [f"{n}\n" for n in range(begin, begin + 700)]
+            master.log(spec, *texts, timestamp=f"2026-01-01T00:00:0{begin // 700}Z", stdtype="stdout")
     printed = command("e", "logs", number).splitlines()
     for spec in specs:
         head = f"[trial {spec.trial_id}] "

@@ -15,15 +15,12 @@ import pytest
 from det_core._clock import iso
 from det_core.cli import _follow, app
 from det_core.cli._follow import Queue
-from det_core.cli._output import duration
 from det_core.cli._views import (
     exit_status,
     experiment_state,
-    first_line,
     line_text,
     print_line,
     saving_trials,
-    settings,
     trial_state,
 )
 from det_core.client import Experiment, Master, Trial
@@ -35,15 +32,6 @@ from support.running_master import CONFIG, Running
 def test_a_line_has_its_rank_and_its_level_back() -> None:
     assert line_text({"log": "hello\n", "level": "LOG_LEVEL_INFO"}) == "hello"
     assert line_text({"log": "  oh\n", "level": "LOG_LEVEL_ERROR", "rank_id": 3}) == "[rank=3] ERROR:   oh"
-
-
-def test_words_for_people() -> None:
-    assert settings({"lr": 0.1, "net": {"width": 8, "depth": None}}) == "lr=0.1, net.depth=null, net.width=8"
-    assert settings({}) == "no hyperparameters"
-    assert [duration(s) for s in (-1, 0.25, 61, 7300)] == ["0.0 s", "0.2 s", "1 min 1 s", "2 h 1 min"]
-    error = "3.0006654b-9ddb.1: the script exited with status 7; its last lines:\n    to out"
-    assert first_line(error) == "the script exited with status 7"
-    assert first_line("no slots: 1 is too few") == "no slots: 1 is too few"
 
 
 def test_what_is_to_pause_and_still_runs_is_pausing() -> None:
@@ -203,15 +191,3 @@ def test_why_nothing_runs_is_said_once(tmp_path: Path, monkeypatch: pytest.Monke
                 running.end(launched)
     finally:
         running.close()
-
-
-def test_a_terminal_shows_progress_below_the_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_follow.time, "sleep", lambda _seconds: None)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    assert follow(told(*LOOKS)) == 0
-    out = capsys.readouterr().out
-    assert "[trial 5] one\n" in out and "experiment 1 COMPLETED" in out and "1 completed" in out

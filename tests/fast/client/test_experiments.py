@@ -48,28 +48,8 @@ def checkpoint(store: DirectoryStore, scratch: Path, running: Running, spec: Any
     put(store, uuid, step, scratch, files={"state": b"%d" % step})
     body = {"uuid": uuid, "taskId": spec.task_id, "allocationId": spec.allocation_id, "state": "STATE_COMPLETED"}
     body |= {"resources": {"state": "1"}, "metadata": {"steps_completed": step}, "training": {}}
-    answer = running.ask("POST", "checkpoints", body)
-    assert answer.status == 200, answer.text
+    running.post("checkpoints", body)
     return uuid
-
-
-def report(running: Running, spec: Any, group: str, step: int, metrics: dict[str, Any]) -> None:
-    """Send one report of a trial."""
-    body = {"trialRunId": spec.trial_run_id, "stepsCompleted": step, "metrics": {"avgMetrics": metrics}}
-    answer = running.ask("POST", f"trials/{spec.trial_id}/metrics", {"group": group, "metrics": body})
-    assert answer.status == 200, answer.text
-
-
-def log(running: Running, spec: Any, text: str) -> None:
-    """Send a line of a trial's log."""
-    line = {
-        "taskId": spec.task_id,
-        "allocationId": spec.allocation_id,
-        "log": text,
-        "timestamp": "2024-01-31T12:00:00Z",
-    }
-    answer = running.ask("POST", "task/logs", {"logs": [line]})
-    assert answer.status == 200, answer.text
 
 
 def test_an_experiment_is_created_waited_for_and_read(running: Running, master: client.Master, tmp_path: Path) -> None:
@@ -88,11 +68,10 @@ def test_an_experiment_is_created_waited_for_and_read(running: Running, master: 
         experiment.download_checkpoint(tmp_path / "model")
     spec = running.launched(experiment.id)[0]
     for step, loss in ((1, 0.5), (2, float("inf"))):
-        report(running, spec, "training", step, {"loss": loss if step == 1 else "Infinity", "gpu": {"memory": step}})
-        report(running, spec, "validation", step, {"loss": 0.5 / step})
+        running.report(spec, "training", step, {"loss": loss if step == 1 else "Infinity", "gpu": {"memory": step}})
+        running.report(spec, "validation", step, {"loss": 0.5 / step})
         checkpoint(DirectoryStore(tmp_path / "store"), tmp_path, running, spec, step)
-    done = {"op": {"length": 2}, "searcherMetric": 0.25}
-    assert running.ask("POST", f"trials/{spec.trial_id}/searcher/completed_operation", done).status == 200
+    running.complete(spec, 2, 0.25)
     running.end(spec.allocation_id)
     assert experiment.wait() == "COMPLETED" and experiment.ended and experiment.progress == 1.0
     (trial,) = experiment.trials()
@@ -122,7 +101,7 @@ def test_an_experiment_is_created_waited_for_and_read(running: Running, master: 
 def test_followed_log_is_one_stream(running: Running, master: client.Master, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = client.create_experiment(CONFIG, master=master)
     spec = running.launched(experiment.id)[0]
-    log(running, spec, "first")
+    running.log(spec, "first")
     streams: list[str] = []
     open_stream = master.lines
     monkeypatch.setattr(
@@ -135,7 +114,7 @@ def test_followed_log_is_one_stream(running: Running, master: client.Master, mon
     until(lambda: streams)
     for _ in range(20):  # nothing is printed for a while
         experiment.refresh()
-    log(running, spec, "second")
+    running.log(spec, "second")
     running.end(spec.allocation_id)
     thread.join()
     assert lines == ["first", "second"]

@@ -26,17 +26,6 @@ def entry(path: str, content: bytes = b"", kind: int = 48, **more: Any) -> dict[
     } | more
 
 
-def archive(**members: bytes) -> str:
-    """Return a tar archive, gzipped, in base64."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, member in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(member)
-            tar.addfile(info, io.BytesIO(member))
-    return base64.b64encode(packed.getvalue()).decode()
-
-
 def test_the_files_come_back_to_the_task(master: Running) -> None:
     files = [entry("sub", kind=53), entry("sub/train.py", b"print(1)\n"), entry("empty")]
     spec = master.a_trial(modelDefinition=files)

@@ -12,6 +12,7 @@ import pytest
 
 from det_core.master.api import Limits
 from det_core.master.api._limits import MAX_HEADER_BYTES, MAX_PIPELINED
+from support.hostile import Peer
 from support.processes import until
 from support.running_master import TOKEN, Running
 
@@ -31,38 +32,6 @@ def limited(tmp_path: Path) -> Iterator[Running]:
     running.close()
 
 
-class Peer:
-    """A connection that sends what a test says and keeps its end open."""
-
-    def __init__(self, master: Running, sent: bytes = b"") -> None:
-        host, port = master.url.removeprefix("http://").split(":")
-        self.socket = socket.create_connection((host, int(port)))
-        self.socket.sendall(sent)
-
-    def __enter__(self) -> Peer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.socket.close()
-
-    def answer(self) -> bytes:
-        """Return what comes, until the body of one answer is complete."""
-        text = b""
-        while b"\r\n\r\n" not in text or not text.endswith(b"}"):
-            text += self.socket.recv(1 << 16)
-        return text
-
-    def rest(self) -> bytes:
-        """Return what comes until the master closes the connection."""
-        text = b""
-        try:
-            while part := self.socket.recv(1 << 16):
-                text += part
-        except ConnectionResetError:  # aborted
-            pass
-        return text
-
-
 def connections(master: Running) -> int:
     """Return the number of open connections."""
     return len(master.server.server_state.connections)
@@ -70,7 +39,7 @@ def connections(master: Running) -> int:
 
 def test_half_a_request_ends_at_its_deadline(limited: Running) -> None:
     began = time.monotonic()
-    with Peer(limited) as silent, Peer(limited, MASTER[:-2]) as headers, Peer(limited, HALF_LOGIN) as body:
+    with Peer(limited.url) as silent, Peer(limited.url, MASTER[:-2]) as headers, Peer(limited.url, HALF_LOGIN) as body:
         assert silent.rest() == headers.rest() == b""
         assert time.monotonic() - began >= LIMITS.header_timeout
         body.rest()
@@ -79,25 +48,25 @@ def test_half_a_request_ends_at_its_deadline(limited: Running) -> None:
 
 
 def test_slow_headers_do_not_move_their_deadline(limited: Running) -> None:
-    with Peer(limited, b"GET /") as peer, pytest.raises(OSError, match=r"(?i)broken pipe|reset"):
+    with Peer(limited.url, b"GET /") as peer, pytest.raises(OSError, match=r"(?i)broken pipe|reset"):
         while True:
             peer.socket.sendall(b"x")
             time.sleep(0.1)
 
 
 def test_headers_without_end_close_the_connection(limited: Running) -> None:
-    with Peer(limited, b"GET / HTTP/1.1\r\n") as peer, pytest.raises(OSError, match=r"(?i)broken pipe|reset"):
+    with Peer(limited.url, b"GET / HTTP/1.1\r\n") as peer, pytest.raises(OSError, match=r"(?i)broken pipe|reset"):
         for _ in range(MAX_HEADER_BYTES):
             peer.socket.sendall(b"x: " + b"y" * 1000 + b"\r\n")
 
 
 def test_requests_far_ahead_of_an_answer_are_400(limited: Running) -> None:
-    with Peer(limited, MASTER * (2 * MAX_PIPELINED)) as peer:
+    with Peer(limited.url, MASTER * (2 * MAX_PIPELINED)) as peer:
         assert b"400 Bad Request" in peer.rest()
 
 
 def test_idle_connection_ends_without_a_token_and_stays_with_one(limited: Running) -> None:
-    with Peer(limited, ME) as known, Peer(limited, MASTER) as unknown:
+    with Peer(limited.url, ME) as known, Peer(limited.url, MASTER) as unknown:
         assert b"200 OK" in known.answer()
         assert b"200 OK" in unknown.rest(), "closed when no second request comes"
         time.sleep(LIMITS.header_timeout)
@@ -108,11 +77,11 @@ def test_idle_connection_ends_without_a_token_and_stays_with_one(limited: Runnin
 
 
 def test_connections_without_token_beyond_the_limit_wait_for_their_turn(limited: Running) -> None:
-    with Peer(limited, ME) as known:
+    with Peer(limited.url, ME) as known:
         known.answer()
-        hostile = [Peer(limited, HALF_LOGIN) for _ in range(LIMITS.max_unknown)]
+        hostile = [Peer(limited.url, HALF_LOGIN) for _ in range(LIMITS.max_unknown)]
         until(lambda: connections(limited) == 1 + LIMITS.max_unknown)
-        with Peer(limited, ME) as late:
+        with Peer(limited.url, ME) as late:
             late.socket.settimeout(1.0)
             with pytest.raises(TimeoutError):
                 late.answer()
@@ -139,9 +108,9 @@ def test_reader_that_takes_nothing_is_closed_unless_it_follows(tmp_path: Path) -
     try:
         path = long_log(master)
         ask = f"GET {path}{{}} HTTP/1.1\r\n".encode() + AUTHORIZED + b"\r\n"
-        with Peer(master, ask.replace(b"{}", b"?follow=true")) as follower:
+        with Peer(master.url, ask.replace(b"{}", b"?follow=true")) as follower:
             until(lambda: connections(master) == 1)
-            with Peer(master, ask.replace(b"{}", b"")) as reader:
+            with Peer(master.url, ask.replace(b"{}", b"")) as reader:
                 until(lambda: connections(master) == 2)
                 until(lambda: connections(master) == 1)
                 taken = reader.rest()
@@ -159,7 +128,7 @@ def test_bodies_beyond_the_bound_of_all_together_are_503(master: Running) -> Non
     in_flight = master.app.state.bodies_in_flight
     body = json.dumps({"logs": [{"task_id": "x", "log": "x" * 600_000}]}).encode()
     head = b"POST /api/v1/task/logs HTTP/1.1\r\n" + AUTHORIZED + b"Content-Length: %d\r\n\r\n" % len(body)
-    with pytest.MonkeyPatch.context() as patch, Peer(master, head + body[:-1]) as half:
+    with pytest.MonkeyPatch.context() as patch, Peer(master.url, head + body[:-1]) as half:
         patch.setattr(in_flight, "max_bytes", 1_000_000)
         until(lambda: in_flight.bytes == len(body) - 1)
         refused = master.ask("POST", "task/logs", body)

@@ -221,21 +221,6 @@ async def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
         assert (state.progress, state.trials_requested, state.trials_closed) == (1.0, 1, 1)
 
 
-async def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
-    async with bench(tmp_path, train) as b:
-        wrong = config_of({"name": "single", "max_length": -1, "metrik": "x"}, max_restarts=-1, slots=3)
-        with pytest.raises(Invalid) as refused:
-            await _create.create_experiment(b.service, wrong)
-        assert len(refused.value.errors) >= 4
-        with pytest.raises(Invalid, match="1 slot"):
-            await b.create(SINGLE, resources={"slots_per_trial": 2})
-        with pytest.raises(Invalid, match="archive"):
-            await _create.create_experiment(b.service, config_of(SINGLE), b"no archive")
-        created = await _create.create_experiment(b.service, config_of(SINGLE), validate_only=True)
-        assert created["experiment"].id == 0
-        assert await experiments_of(b.service) == []
-
-
 async def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path: Path) -> None:
     saved = asyncio.Event()
 
