@@ -27,7 +27,7 @@ COMMANDS = {
     "runs": Entry("runs", "list, show, export and remove the runs kept here, which had no master"),
     "checkpoint": Entry("checkpoint", "list, describe, download, verify and delete checkpoints of runs"),
     "slurm": Entry("slurm", "submit a script as a chain of Slurm jobs that goes on until its run is done"),
-    "sync": Entry("sync", "send runs that had no master to one"),
+    "sync": Entry("runs:sync", "send runs that had no master to one"),
     "check-resume": Entry("check_resume", "check that a training script resumes exactly"),
     "skill": Entry("completion:skill", "print the paths of the texts for coding agents: a skill card, llms.txt"),
     "completion": Entry("completion", "print a script that completes commands and IDs"),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from det_core.cli._groups import groups_with
 from det_core.cli._output import INVALID, Failure, note_if_slow
-from det_core.cli.completion import complete_experiments, complete_runs, complete_trials
+from det_core.cli.completion import complete_experiments, complete_trials
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master, Trial
@@ -71,7 +70,6 @@ config_option = click.option(
 )
 tail_option = click.option("--tail", "-n", type=click.IntRange(1, 2**31 - 1), metavar="N", help="The last N lines.")
 follow_option = click.option("--follow", "-f", is_flag=True, help="Go on with new lines until the end.")
-run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 experiment_argument = click.argument(
     "experiment", metavar="EXPERIMENT", type=EXPERIMENT, shell_complete=complete_experiments
 )
@@ -147,12 +145,11 @@ def reach_master(master: str | None, home: str | None) -> Address:
 
 def find_experiment(master: Master, name: int | str) -> Experiment:
     """Return the experiment that an argument names."""
-    from det_core.client._experiments import Experiment
+    from det_core.client._experiments import Experiment, experiment
     from det_core.errors import UnknownToMaster
 
     if name != LATEST:
-        with _hint("`det-core experiment list` shows those there are"):
-            return Experiment(master, master.get(f"experiments/{name}")["experiment"])
+        return experiment(int(name), master)
     newest = master.get("experiments", sortBy="SORT_BY_START_TIME", orderBy="ORDER_BY_DESC", limit=1)["experiments"]
     if not newest:
         raise UnknownToMaster(f"the master at {master.url} has no experiments yet", 404)
@@ -163,20 +160,8 @@ def find_trial(master: Master, number: int) -> Trial:
     """Return the trial of this number."""
     from det_core.client._experiments import Trial
 
-    with _hint("`det-core trial list EXPERIMENT` shows those of one"):
-        # Without a summary, for which the master reads all its metrics.
-        return Trial(master, master.get(f"trials/{number}", summary=False)["trial"])
-
-
-@contextmanager
-def _hint(text: str) -> Iterator[None]:
-    """Add a hint to the error of a request for what the master does not have."""
-    from det_core.errors import UnknownToMaster
-
-    try:
-        yield
-    except UnknownToMaster as e:
-        raise UnknownToMaster(f"{e}; {text}", e.status) from None
+    # Without a summary, for which the master reads all its metrics.
+    return Trial(master, master.get(f"trials/{number}", summary=False)["trial"])
 
 
 def command_for(*words: object) -> str:

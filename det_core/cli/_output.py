@@ -143,18 +143,9 @@ def print_json(value: Any) -> None:
     print(_dump(value, indent=2))
 
 
-def print_one_or_all(values: Sequence[Any], single: bool) -> None:
-    """Print the only value, or the list of them, as JSON."""
-    # A single one that could not be read was printed as an error: then there is nothing to unpack.
-    if single and values:
-        print_json(values[0])
-    else:
-        print_json(list(values))
-
-
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under their heads: by rich on a terminal, as aligned plain text elsewhere."""
-    lines = [[printable(cell) for cell in row] for row in rows]
+    lines = [[printable(_cell(value)) for value in row] for row in rows]
     if sys.stdout.isatty():
         from rich import box
         from rich.console import Console
@@ -171,6 +162,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
     for line in [list(columns), *lines]:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> object:
+    """Return a value as a table shows it: None as a dash, numbers and values of JSON shortened."""
+    if value is None:
+        return "-"
+    if isinstance(value, float | bool | list | dict):
+        return number(value)
+    return value
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
@@ -252,8 +252,10 @@ def duration(seconds: float) -> str:
     return f"{max(seconds, 0.0):.1f} s"
 
 
-def size(count: int) -> str:
+def size(count: int | None) -> str | None:
     """Return a number of bytes, rounded."""
+    if count is None:
+        return None
     units = ["B", "kB", "MB", "GB", "TB"]
     value = float(count)
     while value >= 999.5 and len(units) > 1:  # which three digits would show as 1e+03
@@ -263,7 +265,7 @@ def size(count: int) -> str:
 
 
 def number(value: Any) -> str:
-    """Return a metric's value, short enough to read."""
+    """Return a value, short enough to read."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else _dump(value)
@@ -278,16 +280,6 @@ def _dump(value: Any, indent: int | None = None) -> str:
     from det_core._json import nonfinite_to_str
 
     return json.dumps(nonfinite_to_str(value), indent=indent, ensure_ascii=False)
-
-
-def number_or_dash(value: Any) -> str:
-    """Return a metric's value, or a dash for None."""
-    return "-" if value is None else number(value)
-
-
-def or_dash(value: object) -> object:
-    """Return a cell of a table, a dash for None and for an empty text."""
-    return "-" if value in (None, "") else value
 
 
 def counted(count: int, noun: str) -> str:

@@ -17,7 +17,6 @@ from det_core.cli._output import (
     duration,
     note,
     number,
-    number_or_dash,
     print_rows,
     say,
 )
@@ -69,8 +68,8 @@ def print_result(experiment: Experiment) -> None:
         say(f"no trial has reported the metric {experiment.metric!r} in a validation")
     else:
         step = (best.best_validation or {}).get("total_batches")
-        value = number_or_dash(best.best_metric)
-        say(f"best trial: {best.id}, {experiment.metric} {value} at step {step}: {settings(best.hparams)}")
+        value = f"{experiment.metric} {number(best.best_metric)}"
+        say(f"best trial: {best.id}, {value} at step {step}: {settings(best.hparams)}")
     # Of another trial or step, where retention has deleted the best trial's, or it saves and validates apart.
     if checkpoint := experiment.best_checkpoint():
         where = f"trial {checkpoint['training'].get('trialId')}, step {checkpoint['steps_completed']}"
@@ -134,7 +133,7 @@ def saving_trials(experiment: Experiment) -> str:
     count = experiment.record.stopping_trials
     deadline = experiment.record.stop_by_time
     # An ACTIVE one stops single trials, which its search has closed: nobody waits for that.
-    if not count or not deadline or experiment.state == "ACTIVE" or experiment.ended:
+    if not count or not deadline or deadline < time.time() or experiment.state == "ACTIVE" or experiment.ended:
         return ""
     left = duration(deadline - time.time())
     return f"{counted(count, 'trial')} to save; killed in {left} at the latest (preemption_timeout)"
@@ -170,10 +169,7 @@ def rank_trials(experiment: Experiment, trials: Iterable[Trial]) -> list[Trial]:
 def print_trials(experiment: Experiment, trials: Iterable[Trial]) -> None:
     """Print trials as a table."""
     head = ("TRIAL", "STATE", f"BEST {experiment.metric}".rstrip(), "STEPS", "RESTARTS", "HYPERPARAMETERS")
-    rows = [
-        (t.id, trial_state(t), number_or_dash(t.best_metric), t.steps_completed, t.restarts, settings(t.hparams))
-        for t in trials
-    ]
+    rows = [(t.id, trial_state(t), t.best_metric, t.steps_completed, t.restarts, settings(t.hparams)) for t in trials]
     print_rows(head, rows, empty=f"experiment {experiment.id} has no trials yet")
 
 

@@ -15,7 +15,7 @@ import click
 from det_core.cli._groups import ALIASES, Command
 from det_core.cli._options import SCRIPT_SETTINGS, json_option, script_argument
 from det_core.cli._output import INVALID, Failure, interrupted_by_sigterm, note, print_json
-from det_core.cli.experiment import create, print_mistakes, slots_override
+from det_core.cli.experiment import create, parse_config, slots_override
 from det_core.cli.run import command as run_command
 from det_core.cli.run import script_config
 
@@ -68,9 +68,7 @@ def command(at: int | None, kill: bool, rtol: float, keep: str | None, as_json: 
 
     experiment = None
     if Path(script[0]).name == "det-core":
-        experiment = read_experiment(script[1:])
-        if experiment is None:
-            return INVALID
+        experiment = read_experiment(list(script[1:]))
     folder = Path(keep).absolute() if keep else Path(tempfile.mkdtemp(prefix="det_core-check-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -112,57 +110,42 @@ class _Progress:
             note(text)
 
 
-def read_experiment(words: Sequence[str]) -> ExperimentSource | None:
+def read_experiment(words: list[str]) -> ExperimentSource:
     """Read the experiment that a ``det-core`` command would create.
 
     Args:
         words: words of the command after ``det-core``.
 
-    Returns:
-        The experiment, or None if its configuration has mistakes, which were printed.
-
     Raises:
         Failure: If it cannot be checked.
     """
     from det_core.check_resume._trial import ExperimentSource
-    from det_core.config import parse_experiment
-    from det_core.errors import ConfigError
 
-    options = _parse(list(words))
+    group = "".join(words[:1])
+    group = ALIASES.get(group, group)
+    # By the very commands, so that the check and they cannot differ in what an option means.
+    root = click.get_current_context().find_root()
+    if group == "run":
+        options = run_command.make_context("run", words[1:], parent=root).params
+    elif group == "experiment" and words[1:2] == ["create"]:
+        options = create.make_context("experiment create", words[2:], parent=root).params
+    else:
+        text = f"`det-core {' '.join(words[:2])}` trains nothing: give the command of a training, or `det-core run`"
+        raise Failure(text, INVALID)
     if options["master"] or options["home"]:
         raise Failure("check-resume starts a master of its own: leave out --master and --home", INVALID)
     overrides = list(options["config"])
-    if "config_file" in options:
-        shown = options["config_file"]
-        directory = options["directory"]
-        config: Any = Path(shown).read_text(encoding="utf-8")
-        overrides += slots_override(options["slots"])
+    directory = "."
+    if group == "run":
+        config: Any = script_config(*(options[name] for name in ("name", "slots", "max_restarts", "script")))
     else:
-        shown = None
-        directory = "."
-        config = script_config(*(options[name] for name in ("name", "slots", "max_restarts", "script")))
-    try:
-        experiment = parse_experiment(config, overrides=overrides)
-    except ConfigError as e:
-        print_mistakes(e.errors, shown)
-        return None
+        config = options["config_file"]
+        directory = options["directory"]
+        overrides += slots_override(options["slots"])
+    experiment = parse_config(config, overrides)
     for warning in experiment.warnings:
         note(f"warning: {warning}")
     if (name := experiment.searcher["name"]) != "single":
         text = f"searcher.name is {name}: check-resume checks an experiment with one trial, searcher.name: single"
         raise Failure(text, INVALID)
     return ExperimentSource(experiment.data, directory)
-
-
-def _parse(words: list[str]) -> dict[str, Any]:
-    """Return the options and arguments of a command that creates an experiment."""
-    group = "".join(words[:1])
-    group = ALIASES.get(group, group)
-    root = click.get_current_context().find_root()
-    # By the very commands, so that the check and they cannot differ in what an option means.
-    if group == "run":
-        return run_command.make_context("run", words[1:], parent=root).params
-    if group == "experiment" and words[1:2] == ["create"]:
-        return create.make_context("experiment create", words[2:], parent=root).params
-    text = f"`det-core {' '.join(words[:2])}` trains nothing: give the command of a training, or `det-core run`"
-    raise Failure(text, INVALID)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +12,7 @@ import click
 from det_core.cli._groups import Group
 from det_core.cli._options import COUNT, home_option, json_option, limit_of, limit_option, yes_option
 from det_core.cli._output import (
+    FAILED,
     INVALID,
     Failure,
     age,
@@ -20,7 +21,6 @@ from det_core.cli._output import (
     interrupted_by_sigterm,
     note,
     number,
-    or_dash,
     print_facts,
     print_json,
     print_rows,
@@ -111,60 +111,48 @@ def list_checkpoints(checkpoints: Checkpoints, limit: int | None, as_json: bool)
     """List checkpoints, newest first."""
     every = list(checkpoints)[::-1]
     shown = every[: limit_of(limit, as_json)]
-    states = _states(checkpoints, shown)
-    rows = [c for c in shown if c.storage_id in states]
+    views = _views(checkpoints, shown)
     if as_json:
-        print_json([_as_json(c, states[c.storage_id]) for c in rows])
+        print_json(views)
         return
+    rows = [
+        (v["storage_id"], v["run_id"], v["steps_completed"], size(v["size"]), v["files"], age(v["time"]), v["state"])
+        for v in views
+    ]
     head = ("CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "AGE", "STATE")
     empty = f"no checkpoints in {checkpoints.root}"
     if checkpoints.run_id:
         empty = f"no checkpoints of run {checkpoints.run_id} in {checkpoints.root}"
-    print_rows(head, [_row(c, states[c.storage_id]) for c in rows], empty=empty, hidden=len(every) - len(shown))
+    print_rows(head, rows, empty=empty, hidden=len(every) - len(shown))
 
 
-def _states(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> dict[str, str]:
-    """Return the state of each checkpoint by its ID, without those that were deleted meanwhile."""
+def _views(checkpoints: Checkpoints, several: Sequence[Checkpoint]) -> list[dict[str, Any]]:
+    """Return what is shown of each checkpoint, without those that were deleted meanwhile."""
     from concurrent.futures import ThreadPoolExecutor
 
     from det_core.errors import CheckpointCorrupt, CheckpointNotFound
 
     in_use = checkpoints.in_use
 
-    def state(checkpoint: Checkpoint) -> str | None:
+    def view(c: Checkpoint) -> dict[str, Any] | None:
+        shown = {name: getattr(c, name) for name in ("storage_id", "run_id", "restart", "steps_completed", "time")}
         try:
-            verified = checkpoint.verified
+            state = STATES[c.verified]
+            if c.storage_id in in_use:
+                state = IN_USE
+            return {**shown, "size": c.size, "files": c.files, "state": state}
         except CheckpointCorrupt:
-            return DAMAGED
+            return {**shown, "size": None, "files": None, "state": DAMAGED}
         except CheckpointNotFound:
             return None
-        if checkpoint.storage_id in in_use:
-            return IN_USE
-        return STATES[verified]
 
-    # Each state reads a manifest, which of a cloud store takes a round trip.
+    # Each reads a manifest, which of a cloud store takes a round trip.
     with ThreadPoolExecutor(MANIFEST_THREADS) as pool:
-        found = zip((c.storage_id for c in several), pool.map(state, several), strict=True)
-        return {storage_id: state for storage_id, state in found if state is not None}
+        return [shown for shown in pool.map(view, several) if shown is not None]
 
 
 def _content(checkpoint: Checkpoint) -> str:
     return f"{size(checkpoint.size)} in {checkpoint.files} file(s)"
-
-
-def _as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:
-    view = {name: getattr(checkpoint, name) for name in ("storage_id", "run_id", "restart", "steps_completed", "time")}
-    view |= {"size": None, "files": None}
-    if state != DAMAGED:  # whose manifest cannot be read
-        view |= {"size": checkpoint.size, "files": checkpoint.files}
-    return {**view, "state": state}
-
-
-def _row(c: Checkpoint, state: str) -> tuple[object, ...]:
-    content: tuple[object, object] = ("-", "-")
-    if state != DAMAGED:
-        content = (size(c.size), c.files)
-    return (c.storage_id, or_dash(c.run_id), c.steps_completed, *content, age(c.time), state)
 
 
 @command.command()
@@ -175,47 +163,27 @@ def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
     from det_core.errors import CheckpointCorrupt
 
     checkpoint = checkpoints[storage_id]
-    assert checkpoint.resources is not None  # which reads the manifest, or raises an error that names the fault
-    state = _states(checkpoints, [checkpoint])[checkpoint.storage_id]
+    resources = checkpoint.resources
+    assert resources is not None  # which reads the manifest, or raises an error that names the fault
+    (view,) = _views(checkpoints, [checkpoint])
+    view |= {"storage": checkpoints.root, "path": checkpoint.path and str(checkpoint.path)}
     metadata: dict[str, Any] = {}
-    problem = None
+    status = 0
     try:
         metadata = checkpoint.metadata
     except CheckpointCorrupt as e:
-        problem = str(e)
+        view["problem"] = str(e)
+        status = FAILED
     if as_json:
-        more = {
-            "storage": checkpoints.root,
-            "path": checkpoint.path and str(checkpoint.path),
-            "metadata": metadata,
-            "resources": checkpoint.resources,
-        }
-        if problem:
-            more["problem"] = problem
-        print_json({**_as_json(checkpoint, state), **more})
-    else:
-        print_facts([*_facts(checkpoint, state, checkpoints.root, metadata), ("problem", problem)])
-        print("\nfiles")
-        files = list(checkpoint.resources.items())
-        print_table(("SIZE", "PATH"), [(size(count), path) for path, count in files[:SHOWN_FILES]])
-        if len(files) > SHOWN_FILES:
-            print(f"and {len(files) - SHOWN_FILES} more; --json has all")
-    return int(problem is not None)
-
-
-def _facts(c: Checkpoint, state: str, root: str, metadata: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    yield "checkpoint", c.storage_id
-    yield "state", state
-    yield "run", c.run_id
-    yield "restart", c.restart
-    yield "steps", metadata.get("steps_completed")
-    yield "committed", when(c.time)
-    yield "folder", c.path
-    yield "storage", root
-    yield "size", _content(c)
-    for key, value in metadata.items():
-        if key != "steps_completed":
-            yield f"metadata.{key}", number(value)
+        print_json({**view, "metadata": metadata, "resources": resources})
+        return status
+    of_metadata = [(f"metadata.{key}", number(value)) for key, value in metadata.items()]
+    print_facts([*{**view, "size": size(view["size"]), "time": when(view["time"])}.items(), *of_metadata])
+    print("\nfiles")
+    print_table(("SIZE", "PATH"), [(size(count), path) for path, count in list(resources.items())[:SHOWN_FILES]])
+    if len(resources) > SHOWN_FILES:
+        print(f"and {len(resources) - SHOWN_FILES} more; --json has all")
+    return status
 
 
 @command.command(epilog=_DOWNLOAD_EXAMPLES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,15 +134,7 @@ def _checkpoints(options: dict[str, Any]) -> list[str]:
         return [checkpoint.storage_id for checkpoint in found][::-1]
 
 
-def _experiments(options: dict[str, Any]) -> list[str]:
-    return _ask(options, _experiments_of)
-
-
-def _trials(options: dict[str, Any]) -> list[str]:
-    return _ask(options, _trials_of)
-
-
-def _ask(options: dict[str, Any], ask: Callable[[Master], list[str]]) -> list[str]:
+def _ask(ask: Callable[[Master], list[str]], options: dict[str, Any]) -> list[str]:
     """Return the answer of the master that the options name, if it runs; none is started."""
     from det_core.client._address import locate
     from det_core.client._master import Master
@@ -169,5 +162,5 @@ def _trials_of(master: Master) -> list[str]:
 complete_runs = _offer(_runs)
 complete_chains = _offer(_chains)
 complete_checkpoints = _offer(_checkpoints)
-complete_experiments = _offer(_experiments)
-complete_trials = _offer(_trials, latest=False)
+complete_experiments = _offer(partial(_ask, _experiments_of))
+complete_trials = _offer(partial(_ask, _trials_of), latest=False)

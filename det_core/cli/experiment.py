@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -38,10 +39,8 @@ from det_core.cli._output import (
     note,
     note_if_slow,
     number,
-    number_or_dash,
     print_facts,
     print_json,
-    print_one_or_all,
     print_rows,
     print_table,
     say,
@@ -65,6 +64,7 @@ from det_core.cli.completion import complete_trials
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master
+    from det_core.config import Experiment as ExperimentConfig
 
 SHOWN_TRIALS = 20
 PACKING_DELAY = 3.0
@@ -145,8 +145,6 @@ def create(
     """Run the experiment that the file CONFIG describes, on the files of DIR."""
     overrides = [*config, *slots_override(slots)]
     experiment = submit(master, config_file, directory, overrides, activate=not paused, validate_only=check)
-    if experiment is None:
-        return INVALID
     if check and as_json:
         print_json({"config": experiment.config})
     elif check:
@@ -154,7 +152,7 @@ def create(
     elif follow and not paused:
         return watch(experiment, as_json)
     else:
-        print_created(experiment, as_json)
+        print_started(experiment, as_json)
     return 0
 
 
@@ -166,44 +164,42 @@ def slots_override(slots: int | None) -> list[str]:
 
 
 def submit(
-    master: Master,
-    config: str | dict[str, Any],
-    directory: str | None,
-    overrides: list[str],
-    *,
-    activate: bool = True,
-    validate_only: bool = False,
-) -> Experiment | None:
-    """Create an experiment and print its warnings; print the mistakes of its configuration and return None."""
+    master: Master, config: str | dict[str, Any], directory: str | None, overrides: list[str], **options: bool
+) -> Experiment:
+    """Create an experiment and print its warnings, or end the command with the mistakes of its configuration."""
     from det_core.client._experiments import create
     from det_core.client._runs import home_of
     from det_core.errors import ExperimentInvalid
 
     # A context must not hold the home directory, with all its checkpoints.
     home = home_of(click.get_current_context().params.get("home"))
-    what = "sending it"
-    if directory is not None:
-        what = f"packing the files of {directory} and sending them"
     try:
-        with note_if_slow(f"{what} to the master …", PACKING_DELAY):
-            experiment, warnings = create(
-                master,
-                config,
-                directory,
-                overrides=overrides,
-                activate=activate,
-                validate_only=validate_only,
-                home=home,
-            )
+        with note_if_slow("packing the files and sending them to the master …", PACKING_DELAY):
+            experiment, warnings = create(master, config, directory, overrides=overrides, home=home, **options)
     except ExperimentInvalid as e:
-        print_mistakes(e.problems, config)
-        return None
+        _fail_with_mistakes(e.problems, config)
     for warning in warnings:
         note(f"warning: {warning}")
     return experiment
 
 
-def print_mistakes(problems: Sequence[object], config: object) -> None:
+def parse_config(config: str | dict[str, Any], overrides: Sequence[str]) -> ExperimentConfig:
+    """Read a configuration, of a file if it is a path, as a master would; else end the command with its mistakes."""
+    from det_core.config import parse_experiment
+    from det_core.errors import ConfigError
+
+    try:
+        if isinstance(config, str):
+            return parse_experiment(Path(config).read_text(encoding="utf-8"), overrides=overrides)
+        return parse_experiment(config, overrides=overrides)
+    except UnicodeDecodeError:
+        text = f"{config} is not text: name the experiment's configuration, a YAML or JSON file"
+        raise Failure(text, INVALID) from None
+    except ConfigError as e:
+        _fail_with_mistakes(e.errors, config)
+
+
+def _fail_with_mistakes(problems: Sequence[object], config: object) -> NoReturn:
     """Print the mistakes in a configuration, a line for each; one of the whole file names it."""
     for problem in problems:
         text = str(problem)
@@ -211,14 +207,15 @@ def print_mistakes(problems: Sequence[object], config: object) -> None:
         if isinstance(config, str) and text.startswith("the experiment file:"):
             text = config + text.removeprefix("the experiment file")
         error(text)
+    raise click.exceptions.Exit(INVALID)
 
 
-def print_created(experiment: Experiment, as_json: bool) -> None:
-    """Print a new experiment, and the command that watches it."""
+def print_started(experiment: Experiment, as_json: bool, how: str = "created") -> None:
+    """Print an experiment that was created or continued, and the command that watches it."""
     if as_json:
         print_json(experiment_json(experiment))
         return
-    say(f"created experiment {experiment.id} ({experiment.name})")
+    say(f"{how} experiment {experiment.id} ({experiment.name})")
     note(f"to watch it: {command_for('experiment', 'logs', experiment.id, '-f')}")
 
 
@@ -338,7 +335,7 @@ def _rungs(experiment: Experiment, brackets: Any) -> Iterator[tuple[object, ...]
             entries = rung["entries"]
             metrics = [float(str_to_nonfinite(entry["metric"])) for entry in entries if entry["metric"] is not None]
             promoted = sum(entry.get("state") == "promoted" for entry in entries)
-            best = number_or_dash(best_of(metrics, default=None))
+            best = best_of(metrics, default=None)
             yield bracket["bracket"], rung["rung"], rung["length"], len(entries), promoted, rung["outstanding"], best
 
 
@@ -376,25 +373,30 @@ def wait(master: Master, experiments: Sequence[int | str], timeout: float | None
     views = []
     # All are looked up before the first is waited for: a misspelt one should not be found after hours.
     for found in [find_experiment(master, name) for name in dict.fromkeys(experiments)]:
-        if saving := saving_trials(found):
-            note(f"experiment {found.id}: {saving}")
         if found.state == "PAUSED":
             note(f"experiment {found.id} is paused: it ends only after `activate`, `cancel` or `kill`")
         try:
             # One time for all together, as they run side by side.
             found.wait(timeout and max(start + timeout - time.monotonic(), 0.0))
-        except TimeoutError:
-            note(f"experiment {found.id} is still {found.state} after {timeout:g} s")
+        except TimeoutError as e:
+            note(str(e))
             status = NOT_ENDED
             break
-        if as_json:
-            views.append(experiment_json(found, result=True))
-        else:
+        views.append(experiment_json(found, result=True) if as_json else {})
+        if not as_json:
             print_result(found)
         status = max(status, exit_status(found))
-    if as_json and views:
-        print_one_or_all(views, len(experiments) == 1)
+    if as_json:
+        _print_views(views, experiments)
     return status
+
+
+def _print_views(views: Sequence[dict[str, Any]], experiments: Sequence[object]) -> None:
+    """Print as JSON the list of several experiments, or the only one; nothing if that failed."""
+    if len(experiments) > 1:
+        print_json(views)
+    for view in views[: len(experiments) == 1]:
+        print_json(view)
 
 
 def _steering(name: str, summary: str) -> None:
@@ -412,37 +414,21 @@ def _steering(name: str, summary: str) -> None:
         for given in dict.fromkeys(experiments):
             try:
                 found = find_experiment(master, given)
-                _steer(found, name, as_json)
-                views.append(experiment_json(found))
+                getattr(found, name)()
             except MasterUnreachable:
                 raise  # for the others it would be the same, each after its timeout
             except MasterError as e:
                 error(str(e))
                 status = FAILED
-        if as_json and views:
-            print_one_or_all(views, len(experiments) == 1)
+                continue
+            views.append(experiment_json(found))
+            if not as_json:
+                say(f"experiment {found.id} ({found.name}): {experiment_state(found)}")
+                if saving := saving_trials(found):
+                    note(saving)
+        if as_json:
+            _print_views(views, experiments)
         return status
-
-
-def _steer(experiment: Experiment, name: str, as_json: bool) -> None:
-    from det_core.errors import MasterError
-
-    ended = experiment.ended
-    # Not an error: two people, or a script, may stop it at once.
-    if ended and name in ("cancel", "kill"):
-        note(f"experiment {experiment.id} had ended already")
-    try:
-        getattr(experiment, name)()
-    except MasterError as e:
-        if not ended:
-            raise
-        hint = command_for("experiment", "continue", experiment.id)
-        raise MasterError(f"{e}; to go on with it: {hint}", e.status) from None
-    if as_json:
-        return
-    say(f"experiment {experiment.id} ({experiment.name}): {experiment_state(experiment)}")
-    if saving := saving_trials(experiment):
-        note(saving)
 
 
 _steering("pause", "Have trials save and stop; `activate` resumes them.")
@@ -467,11 +453,7 @@ def continue_(master: Master, experiment: int | str, config: Sequence[str], foll
     found = find_experiment(master, experiment).go_on(list(config))
     if follow:
         return watch(found, as_json)
-    if as_json:
-        print_json(experiment_json(found))
-    else:
-        say(f"experiment {found.id} ({found.name}): {found.state}")
-        note(f"to watch it: {command_for('experiment', 'logs', found.id, '-f')}")
+    print_started(found, as_json, "continued")
     return 0
 
 
@@ -494,18 +476,14 @@ def download_checkpoint(
         raise click.UsageError("--trial and --checkpoint exclude each other: leave out one of them")
     found = find_experiment(master, experiment)
     if trial is not None:
-        checkpoint = _newest_of(found, trial)
+        of_trial = (
+            c for c in found.checkpoints() if c["state"] == "COMPLETED" and c["training"].get("trialId") == trial
+        )
+        checkpoint = next((str(c["uuid"]) for c in of_trial), None)
+        if checkpoint is None:
+            raise Failure(f"trial {trial} has no checkpoint in experiment {found.id}")
     with found.open_checkpoint(checkpoint) as chosen:
         download_into(chosen, directory, as_json)
-
-
-def _newest_of(experiment: Experiment, trial: int) -> str:
-    from det_core.errors import CheckpointNotFound
-
-    for checkpoint in experiment.checkpoints():
-        if checkpoint["state"] == "COMPLETED" and checkpoint["training"].get("trialId") == trial:
-            return str(checkpoint["uuid"])
-    raise CheckpointNotFound(f"trial {trial} has no checkpoint in experiment {experiment.id}")
 
 
 @command.command()
@@ -518,13 +496,8 @@ def delete(master: Master, experiments: Sequence[int | str], yes: bool, as_json:
 
     One that has not ended, or cannot be found, stops the command before anything is deleted.
     """
-    from det_core.errors import UnknownToMaster
-
-    try:
-        # By ID, as `latest` and its number may both be given.
-        found = list({e.id: e for e in (find_experiment(master, name) for name in experiments)}.values())
-    except UnknownToMaster as unknown:
-        raise Failure(f"{unknown}. Nothing was deleted") from None
+    # By ID, as `latest` and its number may both be given.
+    found = list({e.id: e for e in (find_experiment(master, name) for name in experiments)}.values())
     if unended := [str(e.id) for e in found if not e.ended]:
         raise Failure(f"experiment {', '.join(unended)} has not ended: cancel or kill it first. Nothing was deleted")
     question = f"delete {counted(len(found), 'experiment')}, with checkpoints, metrics, TensorBoard files and logs?"

@@ -19,9 +19,9 @@ from det_core.cli._options import (
     on_master,
     script_argument,
 )
-from det_core.cli._output import CANCELED, FAILED, INVALID, error, note, print_json
+from det_core.cli._output import CANCELED, FAILED, error, note, print_json
 from det_core.cli._views import experiment_json, first_line, line_text
-from det_core.cli.experiment import print_created, submit
+from det_core.cli.experiment import print_started, submit
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master
@@ -62,10 +62,8 @@ def command(
     from det_core.cli._follow import follow
 
     experiment = submit(master, script_config(name, slots, max_restarts, script), ".", list(config))
-    if experiment is None:
-        return INVALID
     if detach:
-        print_created(experiment, as_json)
+        print_started(experiment, as_json)
         return 0
     follow(experiment, None if as_json else _print_line)
     if as_json:

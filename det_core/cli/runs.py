@@ -1,26 +1,44 @@
-"""``det-core runs``: runs that were recorded here without a master."""
+"""``det-core runs`` and ``det-core sync``: runs that were recorded here without a master."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import shlex
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from det_core.cli._groups import Group
-from det_core.cli._options import SHOWN, home_option, json_option, limit_of, limit_option, run_argument, yes_option
+from det_core._json import encode_nonfinite
+from det_core.cli._groups import Command, Group
+from det_core.cli._options import (
+    ABOUT_MASTERS,
+    SHOWN,
+    home_option,
+    json_option,
+    limit_of,
+    limit_option,
+    master_option,
+    reach_master,
+    yes_option,
+)
 from det_core.cli._output import (
     confirm,
     counted,
+    error,
     note,
     number,
-    or_dash,
     print_facts,
     print_json,
     print_rows,
     print_table,
+    progress_bar,
     say,
     when,
 )
@@ -28,8 +46,11 @@ from det_core.cli.completion import complete_runs
 
 if TYPE_CHECKING:
     from det_core.client import Run
+    from det_core.client._address import Address
     from det_core.journal import Row
 
+BAR_FROM_ROWS = 20_000
+"""Rows from which on a terminal shows a progress bar."""
 _EXPORT_EXAMPLES = """\
 examples:
   det-core runs export latest --format csv > metrics.csv
@@ -40,6 +61,17 @@ Each step occurs once: rows that were reported again after a resume are left out
 have a column for each metric (nested ones with dots in their names); with --batches each batch is a line, numbered in
 the column `batch`. jsonl keeps each row as it was reported, numbers that are not finite as strings, with their paths in
 `nonfinite`."""
+
+_SYNC_EXAMPLES = f"""\
+examples:
+  det-core sync                                        every run kept here that has ended
+  det-core sync latest --master http://gpu1:8080
+
+A run becomes an experiment with one trial there, with all that it has reported. After a resume, sync it again.
+
+{ABOUT_MASTERS}"""
+
+run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 
 
 @click.group("runs", cls=Group)
@@ -164,9 +196,9 @@ def _metric_rows(last: dict[str, tuple[int, Row]]) -> Iterator[tuple[object, ...
     from det_core.client._table import spread
 
     for group, (count, row) in last.items():
-        head: tuple[object, ...] = (group, count, or_dash(row.steps_completed))
+        head: tuple[object, ...] = (group, count, row.steps_completed)
         for key, value in spread(row.metrics).items():
-            yield (*head, key, number(value))
+            yield (*head, key, value)
             head = ("", "", "")  # a group is named once
 
 
@@ -179,7 +211,7 @@ def _print_checkpoints(run: Run) -> None:
     print(f"\ncheckpoints{place}")
     if len(checkpoints) > SHOWN:
         print(f"({len(checkpoints) - SHOWN} older: det-core checkpoint list --run {run.run_id} --limit 0)")
-    rows = [(c.get("storage_id", "-"), _steps(c), when(c["time"]), c["restart"]) for c in checkpoints[-SHOWN:]]
+    rows = [(c.get("storage_id"), _steps(c), when(c["time"]), c["restart"]) for c in checkpoints[-SHOWN:]]
     print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
 
 
@@ -187,8 +219,8 @@ def _steps(checkpoint: dict[str, Any]) -> object:
     metadata = checkpoint.get("metadata")
     # The metadata may have been damaged; the record has the steps beside it, too.
     if isinstance(metadata, dict):
-        return or_dash(metadata.get("steps_completed"))
-    return or_dash(checkpoint.get("steps_completed"))
+        return metadata.get("steps_completed")
+    return checkpoint.get("steps_completed")
 
 
 @command.command(epilog=_EXPORT_EXAMPLES)
@@ -212,17 +244,121 @@ def export(
 ) -> None:
     """Export a run's metrics as csv, jsonl or parquet."""
     from det_core import client
-    from det_core.cli._export import Table, write
 
     found = client.run(run, home)
     if group is not None and group not in found.groups():
         groups = ", ".join(found.groups()) or "none"
         raise ValueError(f"run {found.run_id} has no group {group!r}; it has: {groups}")
-    table = Table(found, group, superseded, batches)
-    write(table, kind, output)
+    if kind == "parquet" and output is None and sys.stdout.isatty():
+        raise ValueError("parquet is not for a terminal: name a file with --output")
+    table = _Table(found, group, superseded, batches)
+    write = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}[kind]
+    with click.open_file(output or "-", "wb", atomic=output is not None) as out:
+        write(table, out)
     for key, steps in sorted(table.conflicts.items()):
         count = f"{len(steps)} step(s), first {min(steps)[1]}"
         note(f"ranks reported different values of {key} for {count}; the lowest rank's is kept")
+
+
+class _Table:
+    """Rows to export, which can be read several times.
+
+    Attributes:
+        conflicts: metrics of which ranks reported different values, with the restarts and steps where they did.
+    """
+
+    def __init__(self, run: Run, group: str | None, superseded: bool, batches: bool) -> None:
+        self._run = run
+        self._groups = run.groups() if group is None else [group]
+        self.superseded = superseded
+        self.batches = batches
+        self.conflicts: dict[str, set[tuple[int, int]]] = {}
+
+    def rows(self, title: str) -> Iterator[Row]:
+        """Yield the rows; on a terminal, if there are many, beside a progress bar."""
+        record = self._run.record
+        total = sum(map(record.count, self._groups))
+        with progress_bar(title, total, unit="rows", least=BAR_FROM_ROWS) as advance:
+            for group in self._groups:
+                for row in self._run.rows(group, superseded=self.superseded, batches=self.batches):
+                    for key in row.conflicts:
+                        self.conflicts.setdefault(f"{group}.{key}", set()).add((row.restart, row.steps_completed or 0))
+                    advance(1)
+                    yield row
+
+    def flat_rows(self, title: str) -> Iterator[dict[str, Any]]:
+        """Yield each row, and each of its batches, as columns."""
+        from det_core.client._table import flatten_batches, flatten_row
+
+        for row in self.rows(title):
+            yield flatten_row(row, superseded=self.superseded, batches=self.batches)
+            if self.batches:
+                yield from flatten_batches(row, superseded=self.superseded)
+
+
+def _write_csv(table: _Table, out: IO[bytes]) -> None:
+    """Write a line for each row under a head; lists as JSON, what a row lacks empty."""
+    # Read twice: a column that begins in the last row belongs into the head.
+    columns = list(dict.fromkeys(name for row in table.flat_rows("reading") for name in row))
+    # Without translation: csv writes its own line ends, on each platform the same.
+    text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
+    try:
+        write_csv(columns or ["group", "steps_completed"], table.flat_rows("writing"), text)
+    finally:
+        text.detach()  # else its destructor would close stdout
+
+
+def write_csv(columns: list[str], rows: Iterable[dict[str, Any]], out: IO[str]) -> None:
+    """Write rows as CSV with every digit of each number."""
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in columns])
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as CSV has it."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return repr(value)  # reads back as the same number
+        return encode_nonfinite(value)
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return value
+
+
+def _write_jsonl(table: _Table, out: IO[bytes]) -> None:
+    for row in table.rows("writing"):
+        out.write(row.line(superseded=table.superseded))
+
+
+def _write_parquet(table: _Table, out: IO[bytes]) -> None:
+    """Write a column for each metric: of one type if its values have one, else numbers as floats, or JSON."""
+    from det_core._optional import require
+
+    pyarrow = require("pyarrow", extra="data", purpose="export to parquet")
+    parquet = require("pyarrow.parquet", extra="data", purpose="export to parquet")
+    rows = list(table.flat_rows("reading"))
+
+    def column(name: str) -> Any:
+        values = [row.get(name) for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        try:
+            if not kinds & {list, dict}:
+                return pyarrow.array(values)
+        except (pyarrow.ArrowException, OverflowError):  # a text and a number, or an int beyond 64 bits
+            if kinds <= {int, float}:
+                return pyarrow.array(_convert(values, float))
+        return pyarrow.array(_convert(values, partial(json.dumps, ensure_ascii=False)))
+
+    columns = dict.fromkeys(name for row in rows for name in row)
+    parquet.write_table(pyarrow.table({name: column(name) for name in columns}), out)
+
+
+def _convert(values: Sequence[Any], convert: Callable[[Any], Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in values]
 
 
 @command.command()
@@ -262,3 +398,64 @@ def rm(runs: tuple[str, ...], yes: bool, folder_only: bool, home: str | None) ->
 def _option_of(storage: Any) -> str:
     """Return a storage as --storage takes it."""
     return storage if isinstance(storage, str) else json.dumps(storage)
+
+
+@click.command("sync", cls=Command, epilog=_SYNC_EXAMPLES)
+@click.argument("runs", metavar="[RUN]...", nargs=-1, shell_complete=complete_runs)
+@json_option
+@master_option
+@home_option
+def sync(runs: Sequence[str], as_json: bool, master: str | None, home: str | None) -> int:
+    """Send runs to a master: by default all here that have ended. RUN is an ID, the beginning of one, or `latest`."""
+    from det_core import client
+    from det_core.errors import DetCoreError, MasterUnreachable
+
+    found = [client.run(name, home) for name in runs]
+    if not runs:
+        # Oldest first, so that the master's numbers are in their order.
+        found = [run for run in client.runs(home)[::-1] if run.state != "running"]
+    if not found:
+        note("no run here has ended")
+        return 0
+    address = reach_master(master, home)
+    views = []
+    failed = False
+    for run in {r.run_id: r for r in found}.values():
+        try:
+            views.append(_sync(run.path, address, as_json))
+        except MasterUnreachable:
+            raise
+        except (DetCoreError, OSError) as e:  # of this run; the others can be sent
+            failed = True
+            error(f"run {run.run_id}: {e}")
+    if as_json:
+        print_json(views)
+    return int(failed or any(view["refused"] for view in views))
+
+
+def _sync(folder: Path, address: Address, as_json: bool) -> dict[str, Any]:
+    from det_core.backend._sync import sync_run
+
+    total = sum(path.stat().st_size for path in folder.glob("journal-*.jsonl"))
+    with progress_bar(f"syncing {folder.name}", total) as advance:
+        synced = sync_run(
+            folder,
+            address.url,
+            address.token,
+            cert_file=address.certificate,
+            cert_name=address.certificate_name,
+            on_bytes=advance,
+        )
+    if not as_json:
+        what = f"{synced.records} new record(s)" if synced.records else "nothing new"
+        say(f"run {folder.name}: {what}, experiment {synced.experiment_id}, trial {synced.trial_id}")
+        for line in synced.refused:
+            note(f"rejected: {line}")
+    return {
+        "run_id": folder.name,
+        "experiment_id": synced.experiment_id,
+        "trial_id": synced.trial_id,
+        "records": synced.records,
+        "refused": list(synced.refused),
+        "state": synced.state,
+    }

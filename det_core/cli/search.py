@@ -10,7 +10,7 @@ import click
 
 from det_core.cli._groups import Group
 from det_core.cli._options import config_file_argument, config_option, json_option
-from det_core.cli._output import INVALID, Failure, note, print_json, print_table, say
+from det_core.cli._output import note, print_json, print_table, say
 
 _EXAMPLES = """\
 examples:
@@ -33,19 +33,10 @@ def command() -> None:
 @json_option
 def preview(config_file: str, config: Sequence[str], as_json: bool) -> int:
     """Print the brackets, rungs and budget of the search that the file CONFIG describes."""
-    from det_core.cli.experiment import print_mistakes
-    from det_core.config import parse_experiment
-    from det_core.errors import ConfigError
+    from det_core.cli.experiment import parse_config
     from det_core.search._preview import preview
 
-    try:
-        experiment = parse_experiment(Path(config_file).read_text(encoding="utf-8"), overrides=config)
-    except UnicodeDecodeError:
-        text = f"{config_file} is not text: name the experiment's configuration, a YAML or JSON file"
-        raise Failure(text, INVALID) from None
-    except ConfigError as e:
-        print_mistakes(e.errors, config_file)
-        return INVALID
+    experiment = parse_config(config_file, config)
     # A search method of a user's is found as in the context, which is most often this directory.
     folder = str(Path(config_file).absolute().parent)
     found = preview(experiment.searcher, experiment.hyperparameters, experiment.seed, folder=folder)

@@ -13,7 +13,7 @@ import click
 
 from det_core.cli._groups import Group
 from det_core.cli._options import COUNT, SCRIPT_SETTINGS, json_option, script_argument
-from det_core.cli._output import note, or_dash, print_json, print_rows, say
+from det_core.cli._output import note, print_json, print_rows, say
 from det_core.cli.completion import complete_chains
 from det_core.slurm._script import LAUNCHERS, MAX_JOBS, STOP_BEFORE
 
@@ -181,7 +181,7 @@ def list_chains(as_json: bool) -> None:
 def _row(view: dict[str, Any]) -> list[object]:
     cells = {**view, "jobs": len(view["jobs"]), "seconds": timedelta(seconds=int(view["seconds"]))}
     shown = ("run_id", "name", "state", "jobs", "step", "checkpoint", "seconds")
-    return [or_dash(cells[name]) for name in shown]
+    return [cells[name] for name in shown]
 
 
 @command.command()

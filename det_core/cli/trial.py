@@ -24,7 +24,6 @@ from det_core.cli._output import (
     Failure,
     note,
     number,
-    number_or_dash,
     print_facts,
     print_json,
     print_table,
@@ -156,7 +155,7 @@ def metrics(master: Master, trial: int, group: str | None, as_csv: bool, as_json
 
 
 def _print_metrics(rows: list[dict[str, Any]], as_csv: bool) -> None:
-    from det_core.cli._export import write_csv
+    from det_core.cli.runs import write_csv
     from det_core.client._table import spread
 
     head = ["group", "steps_completed"]
@@ -167,7 +166,7 @@ def _print_metrics(rows: list[dict[str, Any]], as_csv: bool) -> None:
         return
     # Metrics keep their case: loss and Loss are two.
     titles = [*map(str.upper, head), *columns[len(head) :]]
-    print_table(titles, [[number_or_dash(row.get(name)) for name in columns] for row in flat])
+    print_table(titles, [[row.get(name) for name in columns] for row in flat])
 
 
 @command.command()

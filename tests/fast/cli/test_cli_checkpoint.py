@@ -74,8 +74,8 @@ def test_describe(home: Path, tmp_path: Path) -> None:
         metadata={"note": "a [bold]note[/bold]", "deep": {"a": 1}},
     )
     text = det_core("describe", "latest").stdout
-    for words in ("noted", run_id, "steps:         20", "complete", f"{store.root}/noted", "a [bold]note[/bold]",
-                  '{"a": 1}', "71.1 kB in 4 file(s)", "sub/optimizer.pt", "70 kB"):  # fmt: skip
+    for words in ("noted", run_id, "steps_completed: 20", "complete", f"{store.root}/noted", "a [bold]note[/bold]",
+                  '{"a": 1}', "71.1 kB", "sub/optimizer.pt", "70 kB"):  # fmt: skip
         assert words in text
     shown = as_json("describe", "c10")
     assert shown["metadata"] == {"steps_completed": 10}

@@ -46,7 +46,7 @@ def test_what_a_run_kept_elsewhere_is_found_by_the_run(storage: dict[str, str], 
     ]
     assert json.loads(det_core("list", "--json", "--storage", json.dumps(storage)).stdout) == rows
     shown = det_core("describe", "latest").stdout
-    assert f"storage:     s3://{storage['bucket']}/a/b" in shown and "model.pt" in shown
+    assert f" s3://{storage['bucket']}/a/b\n" in shown and "model.pt" in shown
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", "download", "latest", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == "", "connections are closed"

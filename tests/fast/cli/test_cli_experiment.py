@@ -114,18 +114,14 @@ def test_steering(master: Running, command: Command, config: Path) -> None:
     assert re.search(r"\(tried\): (STOPPING_KILLED|CANCELED)$", command("e", "kill", number).strip())
     assert f"experiment {number} (tried): CANCELED" in command("e", "wait", number, status=4)
     command("e", "pause", number, status=1)
-    hint = f"to go on with it: det-core experiment continue {number}"
-    assert command.errors == f"det-core: error: experiment {number} has ended (CANCELED); {hint}\n"
+    assert command.errors == f"det-core: error: experiment {number} has ended (CANCELED)\n"
     assert command("e", "kill", number) == f"experiment {number} (tried): CANCELED\n"
-    assert command.errors == f"det-core: experiment {number} had ended already\n"
 
 
 def test_several_are_steered_and_waited_for_together(master: Running, command: Command, config: Path) -> None:
     first, second = (command.json("e", "create", config, "--paused")["id"] for _ in "12")
     assert len(command("e", "cancel", first, 9999, second, status=1).splitlines()) == 2
-    assert command.errors == (
-        "det-core: error: experiment 9999 not found; `det-core experiment list` shows those there are\n"
-    )
+    assert command.errors == ("det-core: error: experiment 9999 not found\n")
     assert len(command("e", "list", "--limit", "1").splitlines()) == 2
     assert re.fullmatch(r"det-core: \d+ older: --limit 0\n", command.errors)
     third = command.json("e", "create", config, "--paused")["id"]
@@ -134,7 +130,6 @@ def test_several_are_steered_and_waited_for_together(master: Running, command: C
     command("e", "kill", third)
     assert [e["state"] for e in command.json("e", "wait", first, second, status=4)] == ["CANCELED"] * 2
     command("e", "delete", first, 9999, "--yes", status=1)
-    assert command.errors.endswith(". Nothing was deleted\n")
     assert "deleted" in command("e", "delete", first, "--yes")
 
 
@@ -152,7 +147,7 @@ def test_an_error_has_its_own_status_and_continues(master: Running, command: Com
     assert re.search(rf"^error: +trial {found[1]}: ", command("e", "describe", number), re.M)
     assert command.json("e", "describe", number)["error"].startswith(f"trial {found[1]}: ")
     longer = command("e", "continue", number, "--config", "searcher.max_length=5")
-    assert longer == f"experiment {number} (one): ACTIVE\n"
+    assert longer == f"continued experiment {number} (one)\n"
     assert command.json("e", "describe", number)["config"]["searcher"]["max_length"] == 5
     command("e", "continue", number, "--config", "max_restarts", status=1)
     assert "override 'max_restarts'" in command.errors or "has ended" in command.errors

@@ -181,7 +181,7 @@ def test_export_parquet(home: Path, tmp_path: Path) -> None:
 def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None:
     rich_run(home)
     done = det_core("runs", "export", "latest", "-f", "csv", "-o", tmp_path / "no" / "x.csv", check=1)
-    assert f"cannot write {tmp_path}/no/x.csv: no folder {tmp_path}/no" in done.stderr
+    assert "No such file or directory" in done.stderr and f"{tmp_path}/no/" in done.stderr
     done = det_core("runs", "export", "latest", "-f", "csv", "-g", "nope", check=1)
     assert "has no group 'nope'; it has: training, validation" in done.stderr
 
