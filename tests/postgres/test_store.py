@@ -14,7 +14,6 @@ from det_core.errors import StoreError, StoreLocked
 from det_core.master.store import Store
 from fast.master.store.test_killed import test_what_was_answered_survives_kill_9
 from fast.master.store.test_metrics_journal import (
-    test_a_restored_step_hides_what_lies_beyond_it_at_once,
     test_a_series_is_read_in_pages,
     test_numbers_that_are_not_finite_come_back_as_numbers,
     test_odd_values_come_back_as_they_were,
@@ -61,7 +60,6 @@ from fast.master.store.test_validations import (
     searching,
     test_columns_follow_reports,
     test_nan_is_the_worst_of_validations,
-    test_restored_step_takes_the_best_back,
     test_trials_are_ordered_by_their_best,
 )
 from support import key_values

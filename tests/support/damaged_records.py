@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "run_end": {"outcome": "completed"},
     "early_exit": {"reason": "INVALID_HP"},
 }
+WRONG = (None, -1, 2**64 - 1, 1e300, "\ud800", [["x"]], {"": None})
 
 
 def records() -> list[dict[str, Any]]:
@@ -114,3 +117,26 @@ def flip_bits(tmp_path: Path, door: str, count: int) -> None:
             await check_alive(b)
 
     asyncio.run(main())
+
+
+def damaged(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield copies of a record, in each of which one key is missing or has a value of another type."""
+    for path in _paths(record):
+        for value in (..., *WRONG):
+            changed = copy.deepcopy(record)
+            at: Any = changed
+            for key in path[:-1]:
+                at = at[key]
+            if value is ...:
+                del at[path[-1]]
+            else:
+                at[path[-1]] = value
+            yield changed
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _paths(item, (*path, key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,24 @@ def one_run(home: Path, *, name: str = "job", outcome: str | None = "completed",
     journal.close()
     folder.release()
     return read_run(folder.path)
+
+
+def rich_run(home: Path) -> str:
+    """Create a run of two restarts that has reported values of every kind; return its ID."""
+    folder = RunFolder.create(home, name="/work/train.py")
+    for restart in range(2):
+        folder.begin_restart({"argv": ["python", "train.py", "a b"]})
+        journal = Journal(folder.path, run_id=folder.run_id, restart=restart, rank=0)
+        for step in range(1 + 2 * restart, 4 + 2 * restart):
+            metrics = {"loss": 1 / step, "acc": {"top1": step, "bad": -math.inf}, "words": ["a", "b"]}
+            journal.metrics("training", step, metrics, [{"x": step}, {"x": math.nan}])
+        journal.metrics("validation", step, {"acc": 0.5, "name": "NaN", "ok": True, "big": 2**64 - 1})
+        journal.record("checkpoint", {"storage_id": f"abc-{restart}", "metadata": {"steps_completed": step}})
+        journal.record("metadata", {"metadata": {"note": "x"}})
+        journal.record("run_end", {"outcome": "preempted"})
+        journal.close()
+        folder.release()
+    return folder.run_id
 
 
 class Os:

@@ -112,19 +112,6 @@ def test_a_failure_of_the_thread_reaches_whoever_asks(master: ForeignMaster, tri
             shipper.close(10)
 
 
-def test_a_disk_that_does_not_keep_how_far_it_got_fails_nobody(
-    master: ForeignMaster, trial: Trial, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "shipped-0-0.json").mkdir()
-    with shipping(tmp_path, master.url, trial) as (journal, shipper):
-        for step in range(3):
-            journal.metrics("training", step, {"a": step})
-            shipper.drain(300)
-        shipper.close(300)
-    assert [r["avg"]["a"] for r in trial.rows] == [0, 1, 2]
-    assert caplog.text.count("how far reports were carried cannot be kept") == 1
-
-
 def test_rows_that_differ_are_refused_one_by_one(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
     master.answer, right = (lambda *a: right(*a)), master.answer  # type: ignore[method-assign, assignment]
     with shipping(tmp_path, master.url, trial, interval=60) as (journal, shipper):

@@ -20,25 +20,8 @@ from det_core import core
 from det_core.journal import Journal, RunFolder
 from det_core.storage import DirectoryStore, Owner
 from support.commands import det_core
-from support.journals import one_run
+from support.journals import one_run, rich_run
 from support.stored import put, run_with_checkpoints
-
-
-def rich_run(home: Path) -> str:
-    folder = RunFolder.create(home, name="/work/train.py")
-    for restart in range(2):
-        folder.begin_restart({"argv": ["python", "train.py", "a b"]})
-        journal = Journal(folder.path, run_id=folder.run_id, restart=restart, rank=0)
-        for step in range(1 + 2 * restart, 4 + 2 * restart):
-            metrics = {"loss": 1 / step, "acc": {"top1": step, "bad": -math.inf}, "words": ["a", "b"]}
-            journal.metrics("training", step, metrics, [{"x": step}, {"x": math.nan}])
-        journal.metrics("validation", step, {"acc": 0.5, "name": "NaN", "ok": True, "big": 2**64 - 1})
-        journal.record("checkpoint", {"storage_id": f"abc-{restart}", "metadata": {"steps_completed": step}})
-        journal.record("metadata", {"metadata": {"note": "x"}})
-        journal.record("run_end", {"outcome": "preempted"})
-        journal.close()
-        folder.release()
-    return folder.run_id
 
 
 def test_list(home: Path) -> None:

@@ -48,15 +48,6 @@ def test_by_storage_with_and_without_a_run(home: Path, tmp_path: Path) -> None:
         client.checkpoints(storage='{"type": directory}')
 
 
-def test_a_run_without_checkpoints_and_no_run(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunNotFound, match="no runs in"):
-        client.checkpoints()
-    run_with_checkpoints(home, tmp_path, [])
-    assert list(client.checkpoints()) == []
-    with pytest.raises(CheckpointNotFound, match=r"no checkpoint 'latest' of run .*checkpoint list"):
-        client.checkpoints()["latest"]
-
-
 def test_what_core_init_was_given_is_found_by_the_run(home: Path, tmp_path: Path) -> None:
     given = {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "deep/er"}
     with core.init(checkpoint_storage=given, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
@@ -90,14 +81,6 @@ def test_an_id_may_be_abbreviated(home: Path, tmp_path: Path) -> None:
         found[""]
     with pytest.raises(ValueError, match="holds a path separator"):
         found["a/abc"]
-
-
-def test_one_of_another_run_is_found_by_its_whole_id(home: Path, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    first, _ = run_with_checkpoints(home, tmp_path, [10], storage=shared)
-    run_with_checkpoints(home, tmp_path, [10], storage=shared)
-    one = client.checkpoints()[f"c10-{first[-6:]}"]
-    assert (one.run_id, one.steps_completed) == (first, 10)
 
 
 def test_download(home: Path, tmp_path: Path) -> None:

@@ -142,3 +142,13 @@ def test_openapi_document_needs_no_token(master: Running) -> None:
     assert progress["security"] == [{"token": []}]
     assert json.dumps(progress["requestBody"]).count("$ref") == 1
     assert "JournalRequest" in json.dumps(document["paths"]["/api/v1/journal"])
+
+
+def test_no_request_breaks_the_master(master: Running) -> None:
+    from support.sweep import Sweep, as_described
+
+    sweep = Sweep(master, examples=1, alternating=True)
+    sweep.run(master.token, as_described)
+    assert sweep.made > 50
+    assert {200, 400, 404} <= sweep.statuses
+    assert master.ask("GET", "me").status == 200

@@ -107,22 +107,6 @@ def test_what_is_no_archive_is_said_to_be_none(data: bytes) -> None:
         check_archive(io.BytesIO(data))
 
 
-def test_files_as_a_client_sends_them(tmp_path: Path) -> None:
-    files = [
-        {"path": "sub", "type": 53},
-        {"path": "sub/run.sh", "type": 48, "content": b64encode(b"#!/bin/sh\n").decode(), "mode": 0o755, "mtime": "7"},
-        {"path": "model.py", "content": b64encode(b"print()").decode()},
-    ]
-    data = pack_files(files)
-    assert data == pack_files(list(reversed(files)))
-    path = tmp_path / "c.tgz"
-    path.write_bytes(data)
-    (tmp_path / "out").mkdir()
-    unpack_archive(path, tmp_path / "out")
-    assert (tmp_path / "out" / "model.py").read_text() == "print()"
-    assert os.access(tmp_path / "out" / "sub" / "run.sh", os.X_OK)
-
-
 @pytest.mark.parametrize(
     "file",
     [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +10,10 @@ import pytest
 
 from det_core.errors import StoreError
 from det_core.master.service import _queries, _runner
-from support.damaged_records import BY_LENGTH, check_alive, flip_bits, leave, records, running, ship
+from support.damaged_records import BY_LENGTH, check_alive, damaged, flip_bits, leave, records, running, ship
 from support.mastered import bench, checkpoints_of, deaf
 
 BY_TIME = {"name": "async_halving", "num_rungs": 2, "max_trials": 4, "time_metric": "t", "max_time": 16}
-WRONG = (None, -1, 2**64 - 1, 1e300, "\ud800", [["x"]], {"": None})
-
-
-def damaged(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield copies of a record, in each of which one key is missing or has a value of another type."""
-    for path in _paths(record):
-        for value in (..., *WRONG):
-            changed = copy.deepcopy(record)
-            at: Any = changed
-            for key in path[:-1]:
-                at = at[key]
-            if value is ...:
-                del at[path[-1]]
-            else:
-                at[path[-1]] = value
-            yield changed
-
-
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if path:
-        yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from _paths(item, (*path, key))
 
 
 @pytest.mark.parametrize("door", ["shipped", "left behind"])

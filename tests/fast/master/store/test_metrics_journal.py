@@ -112,16 +112,6 @@ def test_odd_values_come_back_as_they_were(session: Session) -> None:
     assert with_step.metrics == {"half": "\ud800", "huge": 10**40}
 
 
-def test_a_restored_step_hides_what_lies_beyond_it_at_once(session: Session) -> None:
-    ingest.insert_journal(session, TRIAL, 1, 0, [row(i, i) for i in range(1, 9)] + [row(9, 4, "validation")])
-    ingest.insert_journal(session, TRIAL, 2, 0, [other(0, "restore", storage_id="c", steps_completed=3)])
-    assert steps(session) == [1, 2, 3]
-    assert steps(session, "validation") == []
-    found = series.read(session, TRIAL, "training", superseded=True)
-    assert [(r.steps_completed, r.superseded) for r in found][2:5] == [(3, False), (4, True), (5, True)]
-    assert series.summaries(session, TRIAL)["training"]["loss"]["count"] == 3
-
-
 def test_a_series_is_read_in_pages(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("det_core.master.store.series.CHUNK_ROWS", 7)
     rows = [row(i, i // 3) for i in range(60)] + [row(i, None) for i in range(60, 80)]

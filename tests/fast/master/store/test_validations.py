@@ -65,14 +65,6 @@ def test_nan_is_the_worst_of_validations(session: Session, searching: int) -> No
     assert columns(session, searching) == Columns(2, 2, 2, math.inf)
 
 
-def test_restored_step_takes_the_best_back(session: Session, searching: int) -> None:
-    for step in range(1, 6):
-        report(session, searching, 1, step, loss=1.0 / step)
-    restore = {"kind": "restore", "seq": 0, "time": 1.0, "body": {"storage_id": "c", "steps_completed": 2}}
-    ingest.insert_journal(session, searching, 2, 0, [restore])
-    assert columns(session, searching) == Columns(2, 2, 2, 0.5)
-
-
 def test_trials_are_ordered_by_their_best(session: Session, searching: int) -> None:
     ids = [searching] + [trials.create(session, 1, f"r{n}", state="ACTIVE", hparams={}).id for n in range(2, 7)]
     for trial, loss in zip(ids, [2.0, "NaN", None, 1.0, "NaN", 1.0], strict=True):
