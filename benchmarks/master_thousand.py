@@ -77,7 +77,7 @@ def supervised() -> float:
     with tempfile.TemporaryDirectory(prefix="det-core-bench-") as home:
         engine = LocalEngine(Path(home), Slots(SLOTS))
         folders = [laid_out(engine, Path(home), number) for number in range(TRIALS)]
-        return two_at_a_time(lambda number: os.waitpid(_spawn(folders[number], appear=True), 0))
+        return two_at_a_time(lambda number: os.waitpid(_spawn(folders[number]), 0))
 
 
 def laid_out(engine: LocalEngine, home: Path, number: int) -> AllocationFolder:

@@ -32,14 +32,12 @@ class LocalEngine:
     Args:
         home: Home folder of the master; allocations lie in ``master/allocations`` below it.
         slots: Slots of this machine.
-        appear: Whether the information files are to appear at the contract's fixed path, too, where that is possible.
     """
 
-    def __init__(self, home: Path, slots: Slots, *, appear: bool = True) -> None:
+    def __init__(self, home: Path, slots: Slots) -> None:
         self._home = home.absolute()
         self._folders = self._home / "master" / "allocations"
         self._slots = slots
-        self._appear = appear
         self._name = secrets.token_hex(8)
         self._listener: Listener | None = None
         self._watches: dict[str, Watch] = {}
@@ -88,7 +86,7 @@ class LocalEngine:
             if watch.asked:
                 folder.write_exit(cause=Cause.CANCELLED, error="it was killed before it began")
             else:
-                watch.pid = await asyncio.to_thread(_spawn, folder, appear=self._appear)
+                watch.pid = await asyncio.to_thread(_spawn, folder)
                 watch.write_order()
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", allocation_id, e)
@@ -197,11 +195,11 @@ def _cause(error: Exception) -> Cause:
     return Cause.NOT_STARTED
 
 
-def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
+def _spawn(folder: AllocationFolder) -> int:
     """Start the supervisor, in a session of its own; it holds the folder's lock from before it is born."""
     errors = folder.path / "supervisor.log"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    arguments = _supervisor.command(str(folder.path), appear=appear)
+    arguments = _supervisor.command(str(folder.path))
     with folder.lock() as lock:
         return os.posix_spawn(
             arguments[0],

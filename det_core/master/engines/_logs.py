@@ -246,16 +246,16 @@ class TrialLog:
                 entries = log.forward(position.offsets.get(log.key, 0), choice)
                 if end is not None and end.run == run:
                     entries = _until(end.offsets.get(log.key, 0), entries)
-                logs.append(_keyed(log.key, entries))
-            for key, entry in heapq.merge(*logs, key=_time):
-                position.offsets[key] = entry.end
+                logs.append(entries)
+            for entry in heapq.merge(*logs, key=_time):
+                position.offsets[entry.key] = entry.end
                 if entry.line is None:
                     max_bytes -= entry.end - entry.begin
                 else:
                     line = entry.line
-                    if key[1] != "task":  # one that was sent has the allocation that it names
+                    if entry.key[1] != "task":  # one that was sent has the allocation that it names
                         line = line._replace(allocation_id=f"{self._task_id}.{run}")
-                    lines.append(PlacedLine(_line_id(position, key, entry.begin), entry.time, line))
+                    lines.append(PlacedLine(_line_id(position, entry), entry.time, line))
                     size += len(line.text)
                 if len(lines) >= max_lines or size >= MAX_READ_CHARS or max_bytes <= 0:
                     return Page(lines, position, is_end=False)
@@ -273,9 +273,9 @@ class TrialLog:
                 position = Position(run, {log.key: log.length for log in logs})
             offsets = position.offsets
             # Reversed, so that of equal times the one comes first here that comes last in a read.
-            entries = [_keyed(log.key, log.backward(offsets.get(log.key, 0), choice)) for log in reversed(logs)]
-            for key, entry in heapq.merge(*entries, key=_time, reverse=True):
-                offsets[key] = entry.begin
+            entries = [log.backward(offsets.get(log.key, 0), choice) for log in reversed(logs)]
+            for entry in heapq.merge(*entries, key=_time, reverse=True):
+                offsets[entry.key] = entry.begin
                 if entry.line is None:
                     max_bytes -= entry.end - entry.begin
                 else:
@@ -326,12 +326,14 @@ class Entry(NamedTuple):
 
     Attributes:
         time: When it was written, by which logs are merged; for a block such that it comes first.
+        key: Its log.
         begin: Offset of its first byte.
         end: Offset of what follows.
         line: The line; None for a block.
     """
 
     time: float
+    key: LogKey
     begin: int
     end: int
     line: LogLine | None
@@ -387,7 +389,7 @@ class LogFile:
             with self._open(start) as segment:
                 while block := segment.lines_from(offset):
                     yield from self._entries(block, offset, choice)
-                    yield Entry(-inf, offset, offset + len(block), None)
+                    yield Entry(-inf, self.key, offset, offset + len(block), None)
                     offset += len(block)
                 end = segment.end
             if following == end:
@@ -405,7 +407,7 @@ class LogFile:
                 while block := segment.lines_before(offset):
                     begin = offset - len(block)
                     yield from self._entries(block, begin, choice, is_backward=True)
-                    yield Entry(inf, begin, offset, None)
+                    yield Entry(inf, self.key, begin, offset, None)
                     offset = begin
             offset = start
 
@@ -435,7 +437,7 @@ class LogFile:
         for match in matches:
             line = _output_line(match, choice) if is_output else _json_line(match, choice)
             if line is not None:
-                yield Entry(float(match[1]), offset + match.start(), offset + match.end(), line)
+                yield Entry(float(match[1]), self.key, offset + match.start(), offset + match.end(), line)
 
     def _gap(self, begin: int, end: int) -> Entry:
         """Return a note in the place of segments that were deleted.
@@ -446,7 +448,7 @@ class LogFile:
         """
         time = self._time_at(end) or 0.0
         text = f"{end - begin} bytes of this log were deleted here, as its first and its last lines are kept"
-        return Entry(time, end - 1, end, LogLine(time, "stderr", None, "WARNING", text, source="master"))
+        return Entry(time, self.key, end - 1, end, LogLine(time, "stderr", None, "WARNING", text, source="master"))
 
     def _time_at(self, start: int) -> float | None:
         """Return the time of the first line of a segment."""
@@ -582,20 +584,15 @@ def _json_line(match: re.Match[bytes], choice: LineFilter) -> LogLine | None:
     return None
 
 
-def _line_id(position: Position, key: LogKey, begin: int) -> str:
+def _line_id(position: Position, entry: Entry) -> str:
     """Return the ID of a line: run, node, writer and offset, then where the other logs of the run stood."""
-    others = {other: at for other, at in position.offsets.items() if other != key and at}
-    return Position(position.run, {key: begin, **others}).to_text()
+    others = {other: at for other, at in position.offsets.items() if other != entry.key and at}
+    return Position(position.run, {entry.key: entry.begin, **others}).to_text()
 
 
 def _until(offset: int, entries: Iterator[Entry]) -> Iterator[Entry]:
     return takewhile(lambda entry: entry.begin < offset, entries)
 
 
-def _keyed(key: LogKey, entries: Iterator[Entry]) -> Iterator[tuple[LogKey, Entry]]:
-    for entry in entries:
-        yield key, entry
-
-
-def _time(keyed: tuple[LogKey, Entry]) -> float:
-    return keyed[1].time
+def _time(entry: Entry) -> float:
+    return entry.time

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from enum import Enum
 
-from det_core.master.scheduler._states import State
+from det_core.master.scheduler._states import State, Word
 
 MAX_LOSSES = 5
 """Losses in a row, without a new checkpoint, that are the machine's fault alone; later ones count as failures."""
@@ -15,7 +14,7 @@ _SIGNALS_OF_OTHERS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTE
 """Signals that others send; a program gets the rest for what it does itself."""
 
 
-class Cause(str, Enum):
+class Cause(Word):
     """Cause of an allocation's end, other than its script; an engine reports it."""
 
     NONE = "NONE"
@@ -35,11 +34,8 @@ class Cause(str, Enum):
     NOT_STARTED = "NOT_STARTED"
     """Its script never began, although nobody stopped it."""
 
-    def __str__(self) -> str:
-        return self.value
 
-
-class ExitKind(str, Enum):
+class ExitKind(Word):
     """Kind of an allocation's end."""
 
     KILLED = "killed"
@@ -58,9 +54,6 @@ class ExitKind(str, Enum):
     """Its machine was lost or taken back, or its time limit was reached after it had saved."""
     REFUSED = "refused"
     """It can never run."""
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def is_error(self) -> bool:
@@ -128,20 +121,15 @@ class Losses:
         return self.count
 
 
-class Step(str, Enum):
+class Step(Word):
     """Next step of a trial whose allocation has ended."""
 
     ALLOCATE = "allocate"
     """Queue a new allocation now."""
     WAIT = "wait"
-    """It is paused: a new allocation when it is activated."""
-    PARK = "park"
-    """Its operation is complete: a new allocation when its search gives it another one."""
+    """A new allocation when it is activated, or its search gives it another operation."""
     END = "end"
     """It is over for good."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -220,9 +208,7 @@ def _count_failure(trial: TrialFacts) -> Next:
 
 
 def _again(trial: TrialFacts, restarts: int) -> Next:
-    if trial.op_complete:
-        return Next(Step.PARK, trial.state, restarts)
-    if trial.state is not State.ACTIVE:
+    if trial.op_complete or trial.state is not State.ACTIVE:
         return Next(Step.WAIT, trial.state, restarts)
     return Next(Step.ALLOCATE, trial.state, restarts)
 

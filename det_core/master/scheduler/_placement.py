@@ -36,17 +36,13 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class PendingAllocation:
-    """An allocation that waits for slots."""
-
+class _Allocation:
     allocation_id: str
     experiment_id: int
     trial_id: int
     slots: int
     """Number of slots; 0: none, so that it never waits."""
     priority: int = DEFAULT_PRIORITY
-    max_slots: int | None = None
-    """Slots that its experiment may use at a time."""
 
     @property
     def turn(self) -> tuple[int, int, int]:
@@ -55,25 +51,23 @@ class PendingAllocation:
 
 
 @dataclass(frozen=True)
-class RunningAllocation:
+class PendingAllocation(_Allocation):
+    """An allocation that waits for slots."""
+
+    max_slots: int | None = None
+    """Slots that its experiment may use at a time."""
+
+
+@dataclass(frozen=True)
+class RunningAllocation(_Allocation):
     """An allocation that holds slots."""
 
-    allocation_id: str
-    experiment_id: int
-    trial_id: int
-    slots: int
     slot_ids: tuple[int, ...] = ()
     """IDs of its slots, where the pool has them."""
-    priority: int = DEFAULT_PRIORITY
     ending: bool = False
     """Whether it was asked to stop, so that its slots will be free soon."""
     queued: bool = False
     """Whether it queues in the cluster, so that nothing is lost when it is stopped."""
-
-    @property
-    def turn(self) -> tuple[int, int, int]:
-        """Sort key, as if it were pending."""
-        return self.priority, self.experiment_id, self.trial_id
 
 
 @dataclass(frozen=True)

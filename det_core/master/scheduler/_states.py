@@ -5,7 +5,14 @@ from __future__ import annotations
 from enum import Enum
 
 
-class State(str, Enum):
+class Word(str, Enum):
+    """Enumeration whose members print as their values."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class State(Word):
     """State of an experiment or a trial; on the wire each has the prefix ``STATE_``."""
 
     ACTIVE = "ACTIVE"
@@ -20,9 +27,6 @@ class State(str, Enum):
     DELETING = "DELETING"
     DELETED = "DELETED"
     DELETE_FAILED = "DELETE_FAILED"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def terminal(self) -> bool:
@@ -51,15 +55,12 @@ class State(str, Enum):
         return order
 
 
-class Phase(str, Enum):
+class Phase(Word):
     """Progress of the allocation of an ``ACTIVE`` trial."""
 
     QUEUED = "QUEUED"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _ENDS: dict[State, State] = {

@@ -27,17 +27,11 @@ __all__ = ["LOCK", "command"]
 
 LOCK = 3
 """Descriptor that a supervisor is born with: the locked file."""
-_START = "import sys; sys.path += sys.argv[1:3]; from _supervisor._program import main; main(*sys.argv[3:])"
+_START = "import sys; sys.path += sys.argv[1:3]; from _supervisor._program import main; main(sys.argv[3])"
 
 
-def command(folder: str, *, appear: bool) -> list[str]:
-    """Return the command line of a supervisor.
-
-    Args:
-        folder: Folder of the allocation.
-        appear: Whether the information files are to appear at the contract's path.
-    """
+def command(folder: str) -> list[str]:
+    """Return the command line of the supervisor of an allocation's folder."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     root = os.path.join(here, *[os.pardir] * 3)
-    flag = "appear" if appear else "-"
-    return [sys.executable, "-I", "-S", "-c", _START, here, root, folder, flag]
+    return [sys.executable, "-I", "-S", "-c", _START, here, root, folder]

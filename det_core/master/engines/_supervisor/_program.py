@@ -43,16 +43,10 @@ _NEVER = float("inf")
 
 
 class Supervisor:
-    """Runs the allocation of a folder.
+    """Runs the allocation of a folder."""
 
-    Args:
-        folder: The folder.
-        visible: Whether to try and let the information files appear at the contract's path.
-    """
-
-    def __init__(self, folder: str, *, visible: bool) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._visible = visible
         with open(os.path.join(folder, START)) as file:
             self._words = json.load(file)
         self._log = OutputLog(LogWriter(os.path.join(folder, LOG), self._words["node"], "supervisor"))
@@ -93,27 +87,24 @@ class Supervisor:
         words = self._words
         run = partial(spawn, words["command"], words["environment"], pipes["stdout"][1], pipes["stderr"][1])
         try:
-            pid = None
-            if self._visible:
-                with suppress(subprocess.SubprocessError):  # no namespace may be made here
-                    pid = run(prepare=partial(self._become, os.getpid(), visible=True))
-            if pid is None:
-                pid = run(prepare=partial(self._become, os.getpid(), visible=False))
+            try:
+                pid = run(prepare=partial(self._enter, os.getpid()))
+            except subprocess.SubprocessError:  # no namespace may be made here
+                pid = run(prepare=partial(os.chdir, os.path.join(self._folder, "work")))
         finally:
             for _, target in pipes.values():
                 os.close(target)
         write_processes(self._folder, supervisor=os.getpid(), script=pid)
         return pid
 
-    def _become(self, supervisor: int, *, visible: bool) -> None:
-        """Prepare the child that is to be the script."""
+    def _enter(self, supervisor: int) -> None:
+        """Have the child that is to be the script see the information files at the contract's path."""
         work = os.path.join(self._folder, "work")
-        if visible:
-            appear(os.path.join(self._folder, "info"), work, os.path.join(self._folder, "stage"))
-            # A new user namespace comes with new credentials, at which the kernel clears this signal (commit_creds).
-            set_parent_death_signal(signal.SIGKILL)
-            if os.getppid() != supervisor:
-                os._exit(127)
+        appear(os.path.join(self._folder, "info"), work, os.path.join(self._folder, "stage"))
+        # A new user namespace comes with new credentials, at which the kernel clears this signal (commit_creds).
+        set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(127)
         os.chdir(work)
 
     def _watch(self, script: int) -> int:
@@ -213,7 +204,7 @@ def write_exit(folder: str, facts: dict[str, object]) -> None:
     sync_folder(folder)
 
 
-def main(folder: str, visible: str) -> None:
+def main(folder: str) -> None:
     """Run the allocation of ``folder``."""
     os.set_inheritable(LOCK, False)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # whoever sends them to all ends the script, too
@@ -221,4 +212,4 @@ def main(folder: str, visible: str) -> None:
     os.chdir(folder)
     adopt_orphans()
     write_processes(folder, supervisor=os.getpid())
-    Supervisor(folder, visible=visible == "appear").run()
+    Supervisor(folder).run()

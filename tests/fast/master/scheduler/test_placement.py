@@ -21,7 +21,7 @@ def wants(
 
 def runs(number: int, *slots: int, priority: int = 42, experiment: int = 1, ending: bool = False) -> RunningAllocation:
     """Return the ``number``-th allocation, which runs on ``slots``."""
-    return RunningAllocation(f"{experiment}.r{number}.1", experiment, number, len(slots), slots, priority, ending)
+    return RunningAllocation(f"{experiment}.r{number}.1", experiment, number, len(slots), priority, slots, ending)
 
 
 def started(decision: Decision) -> dict[int, tuple[int, ...]]:
@@ -34,7 +34,7 @@ def stopped(decision: Decision) -> set[int]:
 
 def in_flight(number: int, slots: int, *, priority: int = 42, queued: bool = False) -> RunningAllocation:
     """Return an allocation in a pool that queues."""
-    return RunningAllocation(f"1.r{number}.1", 1, number, slots, (), priority, queued=queued)
+    return RunningAllocation(f"1.r{number}.1", 1, number, slots, priority, queued=queued)
 
 
 QUEUE = Pool(2, queues=True)
@@ -196,7 +196,7 @@ def test_a_preemption_lets_one_of_a_higher_priority_start(
 
 def _running(start: Placement) -> RunningAllocation:
     w = start.pending
-    return RunningAllocation(w.allocation_id, w.experiment_id, w.trial_id, w.slots, start.slot_ids, w.priority)
+    return RunningAllocation(w.allocation_id, w.experiment_id, w.trial_id, w.slots, w.priority, start.slot_ids)
 
 
 @given(situations(), st.data())
