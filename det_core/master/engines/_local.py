@@ -76,6 +76,7 @@ class LocalEngine:
         if unknown := set(ticket.slot_ids) - set(self.pool.slot_ids):
             raise ValueError(f"allocation {allocation_id}: slot {min(unknown)} is not one of {self._slots.count}")
         folder = self._folder(allocation_id)
+        # Before the first await: a kill may come while the folder is laid out.
         watch = self._watches[allocation_id] = Watch(allocation_id, folder)
         try:
             await asyncio.to_thread(folder.create, ticket)
@@ -83,6 +84,7 @@ class LocalEngine:
             if ticket.context is not None:
                 await self._unpack(ticket.context, folder.path / "work")
             await asyncio.to_thread(self._lay_out, folder, ticket, claim)
+            # It was killed meanwhile.
             if watch.asked:
                 folder.write_exit(cause=Cause.CANCELLED, error="it was killed before it began")
             else:

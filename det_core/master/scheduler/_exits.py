@@ -92,6 +92,7 @@ def classify(
         return ExitKind.REFUSED
     if cause is Cause.NOT_STARTED:
         return ExitKind.FAILED if tried else ExitKind.ABORTED
+    # The machine's fault, so that no restart is used up.
     if cause in (Cause.LOST, Cause.TAKEN):
         return ExitKind.TRANSIENT
     if cause is Cause.TIME:

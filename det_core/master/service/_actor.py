@@ -198,6 +198,7 @@ class Actor:
 
     def _refuse(self, asked: _Asked) -> None:
         if not asked.answer.done():
+            # 503, which clients try again.
             asked.answer.set_exception(Stopping("the master is about to stop; try again when it is there again"))
 
     async def _run(self) -> None:
@@ -206,6 +207,7 @@ class Actor:
             batch = []
             while asked is not None:
                 batch.append(asked)
+                # Those that wait share a transaction: a commit costs an fsync, whatever it holds.
                 if len(batch) == MOST or self._queue.empty():
                     break
                 asked = self._queue.get_nowait()
@@ -217,6 +219,7 @@ class Actor:
         try:
             await self._together(batch)
         except Exception as e:
+            # The live state may hold half of a decision: it is read anew before the next one.
             self._stale = True
             if len(batch) == 1:
                 _answer(batch[0], _explained(e, batch[0].known))
@@ -235,6 +238,7 @@ class Actor:
         for asked in batch:
             try:
                 answers.append((asked, asked.command(tx)))
+            # A command refuses before it changes anything, so the others of the batch stand.
             except MasterError as e:
                 answers.append((asked, e))
             self._settle(tx)
@@ -247,6 +251,7 @@ class Actor:
             except Exception:
                 # What was written stands, so nothing may be carried out again, and the others must be done.
                 LOG.exception("an effect of a decision failed; the decision stands")
+        # Last: whoever is woken by it must find the effects done, such as the mark of a preemption.
         self._publish(*tx.topics)
         for asked, answer in answers:
             _answer(asked, answer)

@@ -60,6 +60,7 @@ def begin(service: ServiceState, tx: Transaction, placement: Placement) -> None:
     trial = service.live.trials[placement.pending.trial_id]
     slots = placement.pending.slots
     tx.change(trial.row, run_id=trial.row.run_id + 1)
+    # The code goes into the ticket alone; the database keeps its hash.
     code = secrets.token_urlsafe(16)
     launch = Launch(hash_secret(code), service.engine.pool.count_nodes(slots))
     row = models.Allocation(
@@ -76,8 +77,10 @@ def begin(service: ServiceState, tx: Transaction, placement: Placement) -> None:
     service.live.queue.pop(trial.id, None)
     trial.queued = None
     tx.add(row)
+    # In the transaction, as a checkpoint may be reported until then.
     tx.write(_set_start, row)
     tx.publish(("trial", trial.id))
+    # A master that dies before it finds the row at its next start, and the engine reports that nothing began.
     tx.then(service.runner.launch, row.id, code)
 
 
@@ -116,11 +119,13 @@ def ask_to_stop(service: ServiceState, tx: Transaction, allocation: LiveAllocati
     """Have an allocation save and stop; it is killed when its preemption timeout is over. Not ready: killed at once."""
     if allocation.ending:
         return
+    # Nobody is there yet who could save.
     if not allocation.ready:
         kill(service, tx, allocation, reason)
         return
     tx.change(allocation.row, preempt_time=_clock.now(), preempt_reason=reason)
     tx.publish(("allocation", allocation.id), ("trial", allocation.trial.id))
+    # After the commit: a script that stops for a preemption which was not recorded would have failed.
     tx.then(_announce, service, allocation.id)
     tx.then(service.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
 
@@ -137,6 +142,7 @@ def kill(service: ServiceState, tx: Transaction, allocation: LiveAllocation, rea
     if allocation.row.kill_time is None:
         tx.change(allocation.row, kill_time=_clock.now(), kill_reason=reason)
         tx.publish(("trial", allocation.trial.id))
+    # Also for a repeat: an earlier order may not have reached the engine.
     tx.then(service.runner.kill, allocation.id)
 
 

@@ -66,6 +66,7 @@ def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will
     if not last_will:
         kinds -= _QUESTIONS
     validated = goes_by_validations(trial)
+    # Each act is a decision with its commit, and older ones would be overwritten at once.
     last: dict[str, Mapping[str, Any]] = {r["kind"]: r for r in records if r.get("kind") in ("progress", "status")}
     return [
         r

@@ -129,6 +129,7 @@ def _read_one(session: Session, row: models.Experiment) -> Kept:
 async def reload(service: ServiceState) -> None:
     """Replace the live state by that of the store: what is not stored has not happened."""
     kept, running, last_experiment, last_trial = await service.store.read(_read)
+    # One that cannot be made again ends its own experiment, not the start of the master.
     searches = [await _recall_safely(service, one) for one in kept]
     # From here on nothing waits, so that nobody sees half of it.
     before = service.live
@@ -145,6 +146,7 @@ async def reload(service: ServiceState) -> None:
         if isinstance(experiment.search, SearchWorker) and experiment.alive:
             _search.employ(service, experiment.id, experiment.search)
     for number, worker in service.workers.items():
+        # Its experiment has ended, or was never recorded.
         if number not in live.experiments:
             worker.stop()
 
@@ -157,6 +159,7 @@ async def _recall_safely(service: ServiceState, kept: Kept) -> Search | SearchWo
     try:
         if not has_worker(spec):
             return await asyncio.to_thread(recall, spec, kept.events)
+        # A worker that lives keeps its search: it replays nothing, and its process is not started again.
         if worker is None or worker.is_stopped:
             worker = await prepare_worker(service, spec, row.context)
             worker.over = any(is_over(event) for event in kept.events)
@@ -176,6 +179,7 @@ def _experiment(service: ServiceState, kept: Kept, search: Search | SearchWorker
         experiment.search = search
     if isinstance(search, SearchWorker):
         experiment.unanswered.extend(event_from_dict(event.event) for event in kept.events if event.actions is None)
+    # As after a continue, which has the search of a single trial begin anew.
     if not kept.events and experiment.alive:
         experiment.pending.append(Started())
     for trial in kept.trials:
@@ -200,6 +204,7 @@ def _allocation(service: ServiceState, row: models.Allocation, before: LiveAlloc
         idle=_may_be_idle(trial) if before is None else before.idle,
     )
     trial.allocation = service.live.allocations[row.id] = allocation
+    # Its poll may have begun on the state before.
     service.subscriptions.publish(("allocation", row.id))
 
 
@@ -225,6 +230,7 @@ async def resume(service: ServiceState) -> None:
             service.runner.kill(allocation.id)
         elif allocation.row.preempt_time is not None:
             timeout = allocation.trial.experiment.spec.preemption_timeout
+            # Bounded on both sides, as the clock may have been set meanwhile.
             left = allocation.row.preempt_time + timeout - _clock.now()
             service.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
     due, deleting = await service.store.read(

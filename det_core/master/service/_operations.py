@@ -54,6 +54,7 @@ async def current(service: ServiceState, trial_id: int, *, allocation_id: str | 
         if trial.length is None:
             raise NotFound(f"trial {trial_id} has no operation: its search goes without")
         if allocation_id is not None and trial.allocation is not None:
+            # What it was answered binds it: see acknowledged() in _allocations.
             trial.allocation.idle = trial.completed
         return OperationView(request_id=trial.row.request_id, length=trial.length, completed=trial.completed)
 
@@ -105,6 +106,7 @@ def completed(service: ServiceState, tx: Transaction, trial: LiveTrial, length: 
         if trial.spent:
             _trials.retire(service, tx, trial)
         return
+    # A client whose connection broke completes it again, perhaps after the search has extended the trial.
     done = next((o for o in trial.operations if o.length == length and o.completed), None)
     if done is not None:
         before = as_number(done.metric)
@@ -182,6 +184,7 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
     if event.kind in search.event_kinds:
         trial.experiment.pending.append(event)
     elif isinstance(search, SearchWorker):
+        # Not recorded: it decides nothing, and the newest is enough.
         tx.then(search.note, event)
     else:
         search.handle(event)  # it decides nothing, so that nothing is recorded

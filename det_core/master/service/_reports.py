@@ -82,6 +82,7 @@ async def journal(
         )
     except ValueError as e:
         raise Invalid(f"trial {trial_id}, journal of rank {rank}: {e}") from None
+    # Repeats wake readers for nothing, which costs less than to find out.
     if any(record["kind"] == "metrics" for record in records):
         service.subscriptions.publish(("metrics", trial_id))
     if trial_id in service.live.trials:
@@ -108,6 +109,7 @@ async def left_behind(
         if not is_content_error(e):
             raise
         if len(records) > 1:
+            # One bad record must not take the others with it; halving finds it in few transactions.
             half = len(records) // 2
             await left_behind(service, allocation, rank, records[:half], restart)
             await left_behind(service, allocation, rank, records[half:], restart)

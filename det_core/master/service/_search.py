@@ -32,6 +32,7 @@ LOG = logging.getLogger("det_core")
 def settle(service: ServiceState, tx: Transaction) -> None:
     """Tell the searches all that has happened, and carry out what they decide, until nothing follows."""
     while service.live.touched:
+        # The oldest first, so that equal histories give equal decisions.
         experiment = service.live.touched.pop(min(service.live.touched))
         if experiment.broken is not None and experiment.alive:
             _steering.fail(service, tx, experiment, experiment.broken)
@@ -55,6 +56,7 @@ def _tell(service: ServiceState, tx: Transaction, experiment: LiveExperiment, se
         LOG.warning("experiment %d: its search failed at %r: %s", experiment.id, event, e)
         _steering.fail(service, tx, experiment, f"its search failed at {event!r}: {type(e).__name__}: {e}")
         return
+    # Before the actions: the record alone makes the search again, whatever became of its trials.
     tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
     for action in actions:
         _carry_out(service, tx, experiment, action)
@@ -173,6 +175,7 @@ def _failed(
 
 def _carry_out(service: ServiceState, tx: Transaction, experiment: LiveExperiment, action: Action) -> None:
     if isinstance(action, Create):
+        # A search that begins anew, as by a continue, asks for a trial that it has.
         if action.request_id not in experiment.known:
             _trials.create(service, tx, experiment, action.request_id, action.hparams, action.seed)
             experiment.pending.append(TrialCreated(action.request_id))

@@ -60,6 +60,7 @@ async def make_search(
         worker = await prepare_worker(service, spec, digest, context)
         try:
             await asyncio.wait_for(worker.open(), START_TIMEOUT)
+        # Also when the request is cancelled: a process without an owner would never end.
         except BaseException:
             await worker.close()
             raise
@@ -81,6 +82,7 @@ async def prepare_worker(
         digest: Digest of the context archive, or None if it is not kept.
         context: The archive itself. Defaults to the one that is kept.
     """
+    # Optuna's samplers need no file of the user.
     if not spec.searcher.get("class") or (digest is None and context is None):
         return SearchWorker(spec, None)
     folders = service.settings.home / "master" / "searchers"
@@ -91,6 +93,7 @@ async def prepare_worker(
         context = await read_context(service, str(digest))
         if context is None:
             return SearchWorker(spec, None)
+    # Unpacked aside, as two experiments with the same context may be created at once.
     own = folders / f"draft-{secrets.token_hex(8)}"
     await asyncio.to_thread(unpack_archive, io.BytesIO(context), own)
     if digest is None:
@@ -231,6 +234,7 @@ class SearchWorker:
     async def wait(self) -> None:
         """Wait for the next event; hand on what was noted meanwhile."""
         await self._woken.wait()
+        # Before the notes are taken: one that comes later wakes the next wait.
         self._woken.clear()
         notes = [event.to_dict() for event in self._notes.values()]
         self._notes.clear()

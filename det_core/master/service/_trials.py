@@ -145,6 +145,7 @@ def stop(service: ServiceState, tx: Transaction, trial: LiveTrial, state: State,
         state: State meanwhile, STOPPING_….
         why: Reason, for people.
     """
+    # Only a kill can hasten a stop.
     if trial.state.stopping and state is not State.STOPPING_KILLED:
         return
     dequeue(service, trial)
@@ -165,7 +166,9 @@ def end(
     experiment = trial.experiment
     dequeue(service, trial)
     tx.change(trial.row, state=state.value, error=error, end_time=_clock.now())
+    # Of a long search only the trials that go on are kept in memory.
     del experiment.trials[trial.row.request_id], service.live.trials[trial.id]
+    # The search of a reopened trial has seen its end already.
     if not trial.row.reopened:
         experiment.pending.append(Exited(trial.row.request_id, reason))
     elif state is State.ERROR and error is not None:
@@ -186,6 +189,7 @@ def ended(
         report: Report of its end.
         saved: Whether it saved a checkpoint.
     """
+    # Also for a repeat: the engine reports an end until it is forgotten.
     tx.then(service.runner.forget, allocation_id)
     allocation = service.live.allocations.pop(allocation_id, None)
     if allocation is None:

@@ -86,9 +86,11 @@ async def _create(
     name = external_id
     if name is None:
         name = str(uuid.uuid4())
+    # Filled by the thread that writes, and read once the command is answered.
     made: list[models.Trial] = []
 
     def command(tx: Transaction) -> None:
+        # By the actor, which alone gives out IDs.
         tx.write(write, service.live.new_trial_id())
 
     def write(session: Session, trial_id: int) -> None:
@@ -176,6 +178,7 @@ async def apply_records(
         except Exception as e:
             if not is_content_error(e):
                 raise
+            # The client halves its batch until it has found the record, and leaves it out.
             raise Invalid(f"trial {trial_id}, a record of kind {record['kind']}: {e}") from e
 
 

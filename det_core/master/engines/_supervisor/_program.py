@@ -72,10 +72,12 @@ class Supervisor:
             facts.update(status=e.status, started=True, error=str(e))
         except subprocess.SubprocessError as e:
             facts.update(status=126, started=True, error=f"cannot run the script in its work directory: {e}")
+        # Whatever the script has left behind would hold its slots.
         end_descendants()
         self._drain()
         self._log.close()
         facts.update(killed=self._killed, lost_bytes=self._log.lost, time=time.time())
+        # Last: once it is there, the log is whole.
         write_exit(self._folder, facts)
 
     def _start(self) -> int:
@@ -93,6 +95,7 @@ class Supervisor:
                 pid = run(prepare=partial(os.chdir, os.path.join(self._folder, "work")))
         finally:
             for _, target in pipes.values():
+                # The script has its own copies; the end of its output would never be seen otherwise.
                 os.close(target)
         write_processes(self._folder, supervisor=os.getpid(), script=pid)
         return pid
@@ -210,6 +213,7 @@ def main(folder: str) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # whoever sends them to all ends the script, too
         signal.signal(signum, lambda *_: None)  # unlike SIG_IGN, a handler is not inherited by the script
     os.chdir(folder)
+    # A grandchild whose parent has ended becomes a child of this process, and can be found and ended.
     adopt_orphans()
     write_processes(folder, supervisor=os.getpid())
     Supervisor(folder).run()
