@@ -282,17 +282,6 @@ def test_which_master_is_meant_is_the_same_for_all_commands(
     assert "DET_MASTER: invalid master address 'ftp://x'" in command.errors
 
 
-@pytest.mark.parametrize("line", ["runs list", "checkpoint list", "e list", "master up", "run -- true"])
-def test_a_home_that_is_none_is_one_line_with_what_to_do(
-    line: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("DET_CORE_HOME", str(tmp_path / "file"))
-    command(*line.split(), status=1)
-    (said,) = command.errors.splitlines()
-    assert f"{tmp_path}/file" in said and "Not a directory" in said and "et DET_CORE_HOME to a" in said
-
-
 def test_without_a_master_none_is_started_to_look(home: Path, command: Command) -> None:
     assert command.json("master", "status", status=1) == {"running": False, "home": str(home)}
     assert command("master", "down") == ""

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from det_core import client, core
-from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, RunNotFound
-from det_core.journal import Journal, RunFolder
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunNotFound
+from det_core.journal import RunFolder
 from det_core.storage import DirectoryStore
 from support.stored import FILES, put, run_with_checkpoints
 
@@ -46,26 +46,6 @@ def test_by_storage_with_and_without_a_run(home: Path, tmp_path: Path) -> None:
         client.checkpoints(storage=shared, run="nope")
     with pytest.raises(ValueError, match="begins like JSON, but is none"):
         client.checkpoints(storage='{"type": directory}')
-
-
-def test_what_core_init_was_given_is_found_by_the_run(home: Path, tmp_path: Path) -> None:
-    given = {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "deep/er"}
-    with core.init(checkpoint_storage=given, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
-        with ctx.checkpoint.store_path({"steps_completed": 3}) as (path, storage_id):
-            (path / "f").write_text("x")
-    found = client.checkpoints()
-    assert (found.root, [c.storage_id for c in found]) == (str(tmp_path / "deep/er"), [storage_id])
-
-
-def test_a_store_that_this_machine_cannot_open_is_named(home: Path, tmp_path: Path) -> None:
-    run_id, _ = run_with_checkpoints(home, tmp_path, [])
-    journal = Journal(home / "runs" / run_id, run_id=run_id, restart=0, rank=0)
-    journal.record("run_start", {"storage": {"type": "nothing", "bucket": "b"}})
-    journal.close()
-    with pytest.raises(
-        CheckpointError, match=f"run {run_id} kept its checkpoints in .*'bucket': 'b'.*cannot be opened"
-    ):
-        client.checkpoints()
 
 
 def test_an_id_may_be_abbreviated(home: Path, tmp_path: Path) -> None:

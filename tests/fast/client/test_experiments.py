@@ -121,19 +121,6 @@ def test_followed_log_is_one_stream(running: Running, master: client.Master, mon
     assert streams == [f"trials/{spec.trial_id}/logs"]
 
 
-def test_a_trial_that_fails_says_how(running: Running, master: client.Master) -> None:
-    experiment = client.create_experiment(CONFIG, master=master)
-    spec = running.launched(experiment.id)[0]
-    running.end(spec.allocation_id, status=7)
-    assert experiment.wait() == "ERROR"
-    trial = client.trial(spec.trial_id, master)
-    assert trial.exit_status == 7 and trial.error
-    assert experiment.go_on(["searcher.max_length=3"]).config["searcher"]["max_length"] == 3
-    assert not experiment.ended
-    experiment.kill()
-    assert experiment.wait() == "CANCELED"
-
-
 def test_what_cannot_be_is_an_error_of_its_kind(master: client.Master, tmp_path: Path) -> None:
     with pytest.raises(ExperimentInvalid) as caught:
         client.create_experiment({"name": 3, "searcher": {"name": "grid"}}, master=master)

@@ -14,7 +14,6 @@ from det_core._standalone.processes import start_time
 from det_core.config import parse_experiment
 from det_core.master._errors import Invalid, NotFound
 from det_core.master.service import _create, _lifecycle, _queries, _retention, _search_workers, _steering
-from det_core.master.store import searcher_events
 from support.mastered import Bench, bench, config_of, train, trials_of
 from support.search_methods import CUSTOM, Method
 
@@ -196,26 +195,6 @@ async def test_method_that_does_not_start_is_refused_and_holds_up_nothing_else(
         for task in bad:
             with pytest.raises(Invalid, match=error):
                 await task
-
-
-async def recorded(folder: Path, deaths: int) -> dict[str, Any]:
-    """Return the record of a custom search whose master dies so often, each time with an event to decide on."""
-    folder.mkdir()
-    method = Method(folder)
-    async with bench(folder, train) as b:
-        number = await method.create(b)
-
-        for count in range(deaths):
-            while await b.store.read(lambda session: searcher_events.count(session, number)) <= count:
-                await asyncio.sleep(0.001)
-            b.dying.dead.set()
-            await b.revive()
-        assert await b.ended(number) == "COMPLETED"
-        return await b.record(number)
-
-
-async def test_deaths_of_the_master_change_nothing_in_a_custom_search(tmp_path: Path) -> None:
-    assert await recorded(tmp_path / "deadly", 3) == await recorded(tmp_path / "calm", 0)
 
 
 async def test_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) -> None:
