@@ -79,6 +79,7 @@ def run(options: Options, engine: Engine | None = None) -> None:
     files = HomeFiles(options.folder)
     files.prepare()
     with contextlib.ExitStack() as stack:
+        # Before the address: of two masters that start at once, one must end without having answered.
         lock = FileLock(options.folder)
         stack.callback(lock.release)
         listener = stack.enter_context(files.bind(options.host, options.port))
@@ -192,10 +193,12 @@ async def _answer_requests(
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            # A signal came while it started.
             if not on_listening():
                 self.should_exit = True
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # Long polls would keep uvicorn from ending.
             app.state.service.subscriptions.close()
             await super().shutdown(sockets)
 
@@ -251,4 +254,5 @@ class _OutputFile(RotatingFileHandler):
     def _redirect(self) -> None:
         assert self.stream is not None
         for descriptor in (1, 2):
+            # What libraries and crashes print there is in the log, too.
             os.dup2(self.stream.fileno(), descriptor)

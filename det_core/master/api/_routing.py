@@ -97,6 +97,7 @@ class _Route(APIRoute):
         state = request.app.state
         if state.service.subscriptions.is_closed:
             raise Stopping("the master is about to stop; try again in a moment")
+        # Before a byte of the body is read.
         caller = await self.admit(request)
         request.state.caller = caller
         if caller is not None and hasattr(request.state, "connection"):
@@ -104,6 +105,7 @@ class _Route(APIRoute):
         max_bytes = MAX_OPEN_BODY_BYTES if caller is None else state.max_body_bytes
         body = _Body(request.receive, max_bytes, state.bodies_in_flight)
         length = request.headers.get("content-length", "0")
+        # A body that says that it is too large is refused before it is sent.
         if length.isdigit():
             body.check(int(length))
         return body
@@ -123,6 +125,7 @@ class _TrialRoute(_Route):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
+        # When the module is imported, so that no route can be published without a check.
         if not OBJECT_IDS & set(self.param_convertors) and "caller" not in inspect.signature(endpoint).parameters:
             raise TypeError(f"{path}: names no object that belongs to a trial, and its function takes no caller")
 
@@ -139,6 +142,7 @@ async def _identify(request: Request) -> Caller:
     except Unauthenticated:
         host = request.headers.get("host", "")
         if host not in request.app.state.own_hosts:
+            # A page of another name (DNS rebinding) learns nothing but what is public.
             raise Misdirected(
                 f"host {host!r} is not a name of this master: send a token, or start it with --allow-host"
             ) from None
@@ -176,6 +180,7 @@ class _Body:
         try:
             self.check(self._received)
         except TooMuch as e:
+            # Closed: the rest of the body is not read, and would be taken for the next request.
             raise HTTPException(e.status, str(e), {"Connection": "close"}) from None
         if size and self._in_flight.bytes > self._in_flight.max_bytes:
             text = "the master is reading too many large requests at once; try again in a moment"
@@ -211,9 +216,11 @@ def _to_snake(name: str) -> str:
 
 def _even_out(scope: Scope) -> Scope:
     """Return the scope with a JSON body, and with the query's names in snake_case."""
+    # FastAPI reads a body as JSON only if its header says so, and many clients send none.
     headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
     headers.append((b"content-type", b"application/json"))
     query: bytes = scope["query_string"]
+    # Most queries are in snake_case already, and are not parsed twice.
     if query.lower() != query:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         query = urlencode([(_to_snake(name), value) for name, value in pairs]).encode("latin-1")

@@ -103,6 +103,7 @@ class Copy:
                     write_atomic(self._own.path / PROCESSES, piece.data, durable=False)
             elif name == EXIT:
                 self._take_exit(piece.data)
+            # The end has been delivered with the final sizes: what comes now is a repeat.
             elif self._own.exit() is not None:
                 size = _size(self._shared / name)
             else:
@@ -113,6 +114,7 @@ class Copy:
     @contextmanager
     def _lock(self) -> Iterator[None]:
         self._own.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A directory can be locked, too, so that no lock file lies among what was delivered.
         fd = os.open(self._own.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -141,6 +143,7 @@ class Copy:
         delivery = self._own.delivery()
         sizes = {self._shared / name: size for name, size in delivery.get("sizes", {}).items()}
         if delivery and all(_size(path) >= size for path, size in sizes.items()):
+            # All of it is durable before the end is, which lets the master forget the machine.
             for path in sizes:
                 _sync(path)
             write_atomic(self._own.path / EXIT, json.dumps(delivery["exit"]).encode())
@@ -150,10 +153,12 @@ class Copy:
 def _append(path: Path, piece: Piece) -> int:
     """Append what of a piece is new; return the size of the file."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
+    # O_NOFOLLOW: a link in its place could lead out of the folder.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(fd).st_size
         if 0 <= piece.offset <= size:
+            # What is there already is a repeat.
             rest = memoryview(piece.data)[size - piece.offset :]
             while rest:
                 count = os.write(fd, rest)

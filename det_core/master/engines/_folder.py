@@ -45,7 +45,9 @@ class AllocationFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the master may have written a line to its log
         for part in ("info", "work", "journal", "stage"):
             (self.path / part).mkdir()
+        # A disk that is full at the end would make a completed run a lost one.
         take_room(str(self.path))
+        # Without the code, which the script must not read.
         (self.path / "ticket.json").write_text(json.dumps({**asdict(ticket), "code": ""}))
 
     def write_start(self, command: list[str], environment: Mapping[str, str], node: int = 0) -> None:
@@ -54,6 +56,7 @@ class AllocationFolder:
         Raises:
             ValueError: If a word or a variable has a NUL in it.
         """
+        # The supervisor would fail at it, when nobody waits for an answer any more.
         if any("\0" in word for words in (command, environment, environment.values()) for word in words):
             raise ValueError("the command or a variable has a NUL character")
         (self.path / START).write_text(json.dumps({"command": command, "environment": dict(environment), "node": node}))
@@ -119,6 +122,7 @@ class AllocationFolder:
         Raises:
             OSError: If the order cannot be written.
         """
+        # A higher number tells the supervisor that the order is another one.
         order = self.path / "kill"
         number = 0
         with suppress(OSError, ValueError, IndexError):

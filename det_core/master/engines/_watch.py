@@ -57,6 +57,7 @@ class Watch:
 
     def kill(self, grace: float = 0.0) -> None:
         """Have it killed in ``grace`` seconds."""
+        # An order only ever comes sooner: a kill shortens the time that a preemption left.
         self._asked_at = min(_clock.monotonic() + grace, self._asked_at)
         self.write_order()
 
@@ -73,6 +74,7 @@ class Watch:
         if self.pid is None and self.folder.is_live:
             await self._catch_up(listener)
         await self.end()
+        # After the last process: nothing is added to the journals any more.
         for restart, rank, records in self.folder.read_journals():
             while True:
                 try:
@@ -91,6 +93,7 @@ class Watch:
         """Wait until it has ended and no process of it is left."""
         await self._until_unlocked()
         await self._reap()
+        # A supervisor that wrote how it ended has ended all its descendants before.
         if self.folder.exit() is None and (count := await asyncio.to_thread(_kill_processes, self.folder)):
             logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
 
@@ -160,6 +163,7 @@ def _kill_supervisor(folder: AllocationFolder) -> None:
 
 def _kill_processes(folder: AllocationFolder) -> int:
     """Kill what a supervisor that was killed has left, until nothing is; return how many processes there were."""
+    # Again and again: one that was found may have forked before it died.
     killed: set[int] = set()
     deadline = time.monotonic() + _HUNT_TIMEOUT
     while (found := find_processes(folder)) and time.monotonic() < deadline:
@@ -176,6 +180,7 @@ def find_processes(folder: AllocationFolder) -> set[int]:
     variable = f"DET_CORE_INFO_DIR={folder.path / 'info'}".encode()
     known = folder.processes()
     script, started = known.get("script", (0, None))
+    # The number may be another process's by now.
     if known.get("boot") != boot_id() or start_time(script) not in (None, started):
         script = 0
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -187,6 +192,7 @@ def _is_own(pid: int, variable: bytes, session: int) -> bool:
     try:
         if session and os.getsid(pid) == session:
             return True
+        # Of a process of another user this raises PermissionError, an OSError.
         return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False

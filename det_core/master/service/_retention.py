@@ -52,6 +52,7 @@ async def retain(service: ServiceState, experiment_id: int) -> None:
         except (DetCoreError, OSError, ValueError) as e:
             LOG.warning("checkpoints of experiment %d were not looked through, and stay for now: %s", experiment_id, e)
             return
+        # Read again, as checkpoints may have been deleted while the storages were looked at.
         still = {row.uuid for row in await service.store.read(lambda session: to_go(session, experiment_id, there))}
         rows = [row for row in rows if row.uuid in still or row.uuid not in there]
     if failed := await delete_rows(service, rows, WHOLE):
@@ -85,6 +86,7 @@ def to_go(session: Session, experiment_id: int, there: Collection[str] | None = 
     if row is None or row.unmanaged:
         return []
     spec = Experiment(row.config)
+    # The newest come first; the rules count from the oldest.
     found = checkpoints.of_experiment(session, experiment_id, states=THERE)[::-1]
     found = [c for c in found if there is None or c.uuid in there]
     protected = _sources(session, without=experiment_id)
@@ -134,6 +136,7 @@ def _has(store: Store, uuid: str) -> bool:
         store.open(uuid)
     except CheckpointNotFound:
         return False
+    # It is there, and can be deleted.
     except CheckpointCorrupt:
         pass
     return True
@@ -180,6 +183,7 @@ async def _delete_one(service: ServiceState, row: models.Checkpoint, globs: Sequ
     config = await service.store.read(lambda session: _checkpoints.storage_of(session, row))
     try:
         async with service.deletions:
+            # A daemon's: one that hangs for ever must not keep the master from ending.
             left = await run_in_daemon_thread(_delete, service, config, row.uuid, globs)
     except (DetCoreError, OSError, ValueError) as e:
         LOG.warning("checkpoint %s could not be deleted: %s", row.uuid, e)
@@ -253,6 +257,7 @@ def _begin_deletion(session: Session, experiment_id: int) -> bool:
         return False
     if not State(row.state).terminal and not (row.unmanaged and row.end_time is not None):
         raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): cancel or kill it first")
+    # In the transaction that begins the deletion: an experiment that starts from one is recorded before it or refused.
     own = {checkpoint.uuid for checkpoint in checkpoints.of_experiment(session, experiment_id)}
     for trial in trials.in_states(session, UNFINISHED):
         if trial.experiment_id != experiment_id and trial.warm_start in own:
@@ -277,6 +282,7 @@ async def erase(service: ServiceState, experiment_id: int) -> None:
     def write(session: Session) -> None:
         if problems:
             error = "; ".join(problems)
+            # Its rows stay, so that it can be deleted again.
             change(session, models.Experiment, experiment_id, state=State.DELETE_FAILED.value, error=error)
             return
         experiments.erase(session, experiment_id)

@@ -76,6 +76,7 @@ class Runner:
         allocation = self._service.live.allocations.get(allocation_id)
         if allocation is None:
             return
+        # Before the order is sent: from here on a failed start is a failure of the trial.
         self._tried.add(allocation_id)
         ticket = _tickets.write_ticket(self._service, allocation, code)
         self._in_turn(allocation_id, partial(self._launch, ticket))
@@ -115,9 +116,11 @@ class Runner:
         try:
             await self._recovered.wait()
             if before is not None:
+                # Not awaited itself: its failure is its own, and was logged.
                 await asyncio.wait([before])
             await work()
         finally:
+            # Another order may have queued behind this one.
             if self._last.get(allocation_id) is asyncio.current_task():
                 del self._last[allocation_id]
 
@@ -154,6 +157,7 @@ class Runner:
             if not is_content_error(e):
                 raise
             LOG.error("allocation %s: ignoring its checkpoints: %r", event.allocation_id, e, exc_info=e)
+        # The engine reports the end again after a restart, as long as this decision is not stored.
         service.actor.post(lambda tx: _trials.ended(service, tx, event.allocation_id, event.exit, saved=saved))
 
     async def _has_saved(self, allocation_id: str) -> bool:
@@ -163,6 +167,7 @@ class Runner:
             return False
         trial_id = allocation.trial.id
         latest = await self._service.store.read(lambda session: checkpoints.latest(session, trial_id))
+        # The one that it started from was there before.
         return latest is not None and latest.uuid != allocation.row.latest_checkpoint
 
     def _done(self, task: asyncio.Task[Any]) -> None:

@@ -68,6 +68,7 @@ class Subscriptions:
             self._last[topic] = self._number
             self._last.move_to_end(topic)
             if len(self._last) > self._max_topics:
+                # The topic that changed longest ago; a cursor from before it gets everything.
                 _, self._forgotten = self._last.popitem(last=False)
             self._wake(topic)
         self._wake(ANY)
@@ -77,6 +78,7 @@ class Subscriptions:
         if cursor.start != self._start or not self._forgotten <= cursor.number <= self._number:
             return None
         changed = []
+        # Topics stand in the order of their last change, so few are looked at.
         for topic, number in reversed(self._last.items()):
             if number <= cursor.number:
                 break

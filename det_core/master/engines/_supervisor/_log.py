@@ -130,6 +130,7 @@ class LogWriter:
             self.end_segment_if_full()
         except OSError:
             if data:
+                # Half a line would spoil the next one.
                 os.ftruncate(self._fd, before)
                 self._size = before
                 raise
@@ -143,6 +144,7 @@ class LogWriter:
         if self._size < self._segment_bytes:
             return
         start = self._starts[-1] + self._size
+        # Before the old one is closed: without room for another file this one goes on.
         fd = self._open(start)
         os.close(self._fd)
         self._fd = fd
@@ -216,6 +218,7 @@ class OutputLog:
         if not lines:
             return
         head = self._log.stamp() + _KINDS[stream]
+        # One stamp for all that was read at once: they have come together.
         data = head + (b"\n" + head).join(lines) + b"\n"
         if len(self._pending) + len(data) > _MAX_HELD_BYTES:
             self.lost += len(data)
