@@ -43,19 +43,8 @@ examples:
 `det-core COMMAND --help` says more. Everything is kept in DET_CORE_HOME, else in the platform's user data directory."""
 
 
-def _print_version(ctx: click.Context, _param: click.Parameter, is_given: bool) -> None:
-    if is_given and not ctx.resilient_parsing:
-        import det_core
-
-        # To read the package's metadata takes a third of the time of --help: nobody else should pay for it.
-        print(f"det-core {det_core.__version__}")
-        ctx.exit()
-
-
 @click.group(cls=RootGroup, help=_DESCRIPTION, epilog=_EXAMPLES)
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
-)
+@click.version_option(package_name="det-core", message="det-core %(version)s", help="Print the version.")
 @click.option("--traceback", is_flag=True, help="Show where an error was raised.")
 def app(traceback: bool) -> None:
     """Run one command of the groups."""

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from det_core._notices import write_quietly
 
-
-class Entry(NamedTuple):
-    """A command of ``det-core``: its module, and its name there unless that is ``command``; its line of help."""
-
-    place: str
-    help: str
-
-
 COMMANDS = {
-    "experiment": Entry("experiment", "run an experiment that a file describes; watch, pause, stop them (short: e)"),
-    "trial": Entry("trial", "look at single trials: logs, metrics (short: t)"),
-    "run": Entry("run", "run one script as a trial, without a file"),
-    "search": Entry("search", "preview a search before it runs"),
-    "master": Entry("master", "start, look at and stop a master"),
-    "runs": Entry("runs", "list, show, export and remove the runs kept here, which had no master"),
-    "checkpoint": Entry("checkpoint", "list, describe, download, verify and delete checkpoints of runs"),
-    "slurm": Entry("slurm", "submit a script as a chain of Slurm jobs that goes on until its run is done"),
-    "sync": Entry("runs:sync", "send runs that had no master to one"),
-    "check-resume": Entry("check_resume", "check that a training script resumes exactly"),
-    "skill": Entry("completion:skill", "print the paths of the texts for coding agents: a skill card, llms.txt"),
-    "completion": Entry("completion", "print a script that completes commands and IDs"),
+    "experiment": ("experiment", "run an experiment that a file describes; watch, pause, stop them (short: e)"),
+    "trial": ("trial", "look at single trials: logs, metrics (short: t)"),
+    "run": ("run", "run one script as a trial, without a file"),
+    "search": ("search", "preview a search before it runs"),
+    "master": ("master", "start, look at and stop a master"),
+    "runs": ("runs", "list, show, export and remove the runs kept here, which had no master"),
+    "checkpoint": ("checkpoint", "list, describe, download, verify and delete checkpoints of runs"),
+    "slurm": ("slurm", "submit a script as a chain of Slurm jobs that goes on until its run is done"),
+    "sync": ("runs:sync", "send runs that had no master to one"),
+    "check-resume": ("check_resume", "check that a training script resumes exactly"),
+    "skill": ("completion:skill", "print the paths of the texts for coding agents: a skill card, llms.txt"),
+    "completion": ("completion", "print a script that completes commands and IDs"),
 }
+"""Commands of ``det-core``: module, with their name there unless that is ``command``, and line of help."""
 ALIASES = {"e": "experiment", "t": "trial"}
 """Short names of groups."""
 
@@ -104,10 +97,10 @@ class RootGroup(Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import a command."""
-        entry = COMMANDS.get(ALIASES.get(name, name))
-        if entry is None:
+        name = ALIASES.get(name, name)
+        if name not in COMMANDS:
             return None
-        module, _, attribute = entry.place.partition(":")
+        module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(f"det_core.cli.{module}"), attribute or "command")
         return command
 
@@ -118,7 +111,7 @@ class RootGroup(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def hint(self, ctx: click.Context, name: str, rest: list[str]) -> str:
         """Return a hint, also for a command of a group that was typed without its group."""

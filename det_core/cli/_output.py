@@ -224,20 +224,9 @@ def progress_bar(title: str, total: int, *, unit: str = "bytes", least: int = 0)
 
 def when(seconds: float | None) -> str:
     """Return a moment in local time, to the second."""
-    if not seconds:
+    if not seconds or seconds == float("inf"):
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def age(seconds: float | None) -> str:
-    """Return how long ago a moment was, rounded."""
-    if seconds is None or seconds == float("inf"):
-        return "-"
-    ago = max(time.time() - seconds, 0.0)
-    for unit, length, least in (("d", 86400, 2), ("h", 3600, 2), ("min", 60, 1)):
-        if ago >= least * length:
-            return f"{ago / length:.0f} {unit}"
-    return f"{ago:.0f} s"
 
 
 def duration(seconds: float) -> str:

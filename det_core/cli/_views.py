@@ -152,20 +152,6 @@ def settings(hparams: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={number(value)}" for key, value in sorted(spread(hparams).items())) or "no hyperparameters"
 
 
-def rank_trials(experiment: Experiment, trials: Iterable[Trial]) -> list[Trial]:
-    """Return trials with the best value first, those without one last."""
-    sign = 1 if experiment.smaller_is_better else -1
-
-    def key(trial: Trial) -> tuple[bool, float, int]:
-        best = trial.best_metric
-        # NaN would compare as neither better nor worse, and leave any order behind.
-        if best is None or best != best:
-            return True, 0.0, trial.id
-        return False, sign * best, trial.id
-
-    return sorted(trials, key=key)
-
-
 def print_trials(experiment: Experiment, trials: Iterable[Trial]) -> None:
     """Print trials as a table."""
     head = ("TRIAL", "STATE", f"BEST {experiment.metric}".rstrip(), "STEPS", "RESTARTS", "HYPERPARAMETERS")

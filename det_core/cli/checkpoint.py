@@ -15,7 +15,6 @@ from det_core.cli._output import (
     FAILED,
     INVALID,
     Failure,
-    age,
     confirm,
     counted,
     interrupted_by_sigterm,
@@ -116,10 +115,10 @@ def list_checkpoints(checkpoints: Checkpoints, limit: int | None, as_json: bool)
         print_json(views)
         return
     rows = [
-        (v["storage_id"], v["run_id"], v["steps_completed"], size(v["size"]), v["files"], age(v["time"]), v["state"])
+        (v["storage_id"], v["run_id"], v["steps_completed"], size(v["size"]), v["files"], when(v["time"]), v["state"])
         for v in views
     ]
-    head = ("CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "AGE", "STATE")
+    head = ("CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "SAVED", "STATE")
     empty = f"no checkpoints in {checkpoints.root}"
     if checkpoints.run_id:
         empty = f"no checkpoints of run {checkpoints.run_id} in {checkpoints.root}"
@@ -283,7 +282,7 @@ def rm(checkpoints: Checkpoints, ids: Sequence[str], yes: bool, as_json: bool) -
     if used := checkpoints.in_use.intersection(c.storage_id for c in chosen):
         raise CheckpointError(f"{', '.join(sorted(used))}: a process is reading it. Nothing was deleted")
     _warn_of_newest(checkpoints, chosen)  # before the question: it may change the answer
-    items = [f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  age {age(c.time)}" for c in chosen]
+    items = [f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  saved {when(c.time)}" for c in chosen]
     confirm(items, f"delete {counted(len(chosen), 'checkpoint')}?", yes)
     with progress_bar("deleting", len(chosen), unit="checkpoints") as advance:
         for checkpoint in chosen:
@@ -347,8 +346,8 @@ def gc(checkpoints: Checkpoints, all_runs: bool, dry_run: bool, as_json: bool, *
         rows = []
         for c, reasons, _ in reversed(decisions):
             decision = f"stays: {', '.join(reasons)}" if reasons else "would be deleted"
-            rows.append((c.storage_id, c.steps_completed, age(c.time), decision))
-        print_rows(("CHECKPOINT", "STEPS", "AGE", "DECISION"), rows, empty=f"no checkpoints in {checkpoints.root}")
+            rows.append((c.storage_id, c.steps_completed, when(c.time), decision))
+        print_rows(("CHECKPOINT", "STEPS", "SAVED", "DECISION"), rows, empty=f"no checkpoints in {checkpoints.root}")
         note(unknown or f"{len(chosen)} of {len(decisions)} checkpoint(s) would be deleted; nothing was")
     else:
         say(f"deleted {len(deleted)} of {len(decisions)} checkpoint(s); kept: {policy}")

@@ -55,7 +55,6 @@ from det_core.cli._views import (
     print_line_as_json,
     print_result,
     print_trials,
-    rank_trials,
     saving_trials,
     settings,
     trial_json,
@@ -276,7 +275,7 @@ def _row(e: Experiment) -> tuple[object, ...]:
 def describe(master: Master, experiment: int | str, as_json: bool) -> None:
     """Describe one experiment: its state, its trials, its search."""
     found = find_experiment(master, experiment)
-    trials = rank_trials(found, found.trials())
+    trials = found.trials(best_first=True)
     search: dict[str, Any] = {}
     if not found.record.unmanaged:
         search = found.search()

@@ -31,7 +31,7 @@ from det_core.cli._output import (
     size,
     when,
 )
-from det_core.cli._views import line_text, print_line_as_json, print_trials, rank_trials, trial_json, trial_state
+from det_core.cli._views import line_text, print_line_as_json, print_trials, trial_json, trial_state
 
 if TYPE_CHECKING:
     from det_core.client import Master, Trial
@@ -60,7 +60,7 @@ def command() -> None:
 def list_trials(master: Master, experiment: int | str, as_json: bool) -> None:
     """List the trials of an experiment, the best first."""
     found = find_experiment(master, experiment)
-    trials = rank_trials(found, found.trials())
+    trials = found.trials(best_first=True)
     if as_json:
         print_json([trial_json(trial) for trial in trials])
     else:

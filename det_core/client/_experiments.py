@@ -269,9 +269,10 @@ class Experiment(_Shown[ExperimentView]):
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"experiment {self.id} is still {self.state} after {timeout:g} s")
 
-    def trials(self) -> list[Trial]:
-        """Return its trials, in the order in which they were created."""
-        return [Trial(self.master, row) for row in list_rows(self.master, self._path("trials"))]
+    def trials(self, *, best_first: bool = False) -> list[Trial]:
+        """Return its trials, in the order in which they were created, or by their best :attr:`metric`."""
+        order = "SORT_BY_BEST_VALIDATION_METRIC" if best_first else None
+        return [Trial(self.master, row) for row in list_rows(self.master, self._path("trials"), sortBy=order)]
 
     def trial_ids(self) -> list[int]:
         """Return the IDs of its trials."""

@@ -46,7 +46,7 @@ def test_list(home: Path, tmp_path: Path) -> None:
     ids = [f"c{step}-{run_id[-6:]}" for step in (20, 10)]
     with store.read_lease(ids[1], Owner.current("x", 0)):
         lines = [line.split() for line in det_core("list").stdout.splitlines()]
-    assert lines[0] == ["CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "AGE", "STATE"]
+    assert lines[0] == ["CHECKPOINT", "RUN", "STEPS", "SIZE", "FILES", "SAVED", "STATE"]
     assert [[*line[:6], *line[8:]] for line in lines[1:]] == [
         [ids[0], run_id, "20", "71", "kB", "4", "complete"],
         [ids[1], run_id, "10", "71", "kB", "4", "in", "use"],
