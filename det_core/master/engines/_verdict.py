@@ -65,6 +65,9 @@ def verdict(files: Files, seen: Seen | None, asked: bool, now: float) -> ExitRep
     detail = _detail(facts, cause)
     if seen is not None and seen.cause in _WARNED:
         detail = f"{detail}: {seen.detail}"
+    lost = facts.get("lost_bytes")
+    if type(lost) is int and lost > 0:
+        detail = f"{detail}; {lost} bytes of its output are lost, as the disk was full"
     time = float(facts.get("time") or now)
     return ExitReport(status, facts.get("signal"), cause, detail, files.last_lines, time)
 

@@ -58,17 +58,9 @@ def _leave() -> None:
         _unshare(_NEW_NAMESPACE)
     except PermissionError:
         _unshare(_NEW_USERS | _NEW_NAMESPACE)
-        _write("/proc/self/uid_map", f"{user} {user} 1")
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+        for name, text in (("uid_map", f"{user} {user} 1"), ("setgroups", "deny"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
 
 
 def _repeat(entry: os.DirEntry[str], target: str) -> None:

@@ -27,6 +27,8 @@ DIED = Seen(Cause.LOST, "its node is down")
     [
         (Files(END, True), None, False, (0, None, Cause.NONE), "the script exited with status 0"),
         (Files(END, True), None, True, (0, None, Cause.NONE), "the script exited with status 0"),
+        (Files({**END, "lost_bytes": 7}), None, False, (0, None, Cause.NONE), "; 7 bytes of its output are lost"),
+        (Files({**END, "lost_bytes": "x"}), None, False, (0, None, Cause.NONE), "the script exited with status 0"),
         (Files(END, True), DIED, False, (0, None, Cause.NONE), "the script exited with status 0"),
         (Files(END, True), MEMORY, False, (0, None, Cause.NONE), "status 0: out of memory"),
         (Files(FAILED, True), MEMORY, False, (1, None, Cause.MEMORY), "status 1: out of memory"),

@@ -25,7 +25,7 @@ class TestLocalEngine(EngineSuite):
                 folder = tmp_path / "home" / "master" / "allocations" / key("gone")
                 shutil.rmtree(folder)
                 await bench.engine.launch(spec("next", "exit 0"))
-                assert (await bench.end_of("next")).clean
+                assert (await bench.end_of("next")).status == 0
                 report = await bench.end_of("gone")
                 assert report.cause is Cause.LOST
                 assert find_processes(AllocationFolder(folder)) == set(), "no process of it is left"
@@ -35,13 +35,13 @@ class TestLocalEngine(EngineSuite):
     def test_flood_of_lines_keeps_neither_its_kill_nor_the_next_waiting(self, tmp_path: Path) -> None:
         async def work() -> None:
             async with self.bench(tmp_path) as bench:
-                await bench.engine.launch(spec("flood", "yes"))
+                await bench.engine.launch(spec("flood", "exec yes"))
                 log = tmp_path / "home" / "master" / "allocations" / key("flood") / "log"
                 while sum(path.stat().st_size for path in log.glob("*")) < 80 << 20:
                     await asyncio.sleep(0.01)
                 await bench.engine.kill(key("flood"))
                 await bench.engine.launch(spec("next", "exit 0"))
-                assert (await bench.end_of("next")).clean
+                assert (await bench.end_of("next")).status == 0
                 report = await bench.end_of("flood")
                 assert report.cause is Cause.CANCELLED
                 assert set(report.last_lines) == {"y"}, "the log is whole, and nobody has read it"
