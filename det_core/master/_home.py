@@ -41,6 +41,7 @@ class HomeFiles:
         """
         path = self.folder / "token"
         if source is not None:
+            # Kept as well, so that the commands of this machine find it.
             text = source.read_text().strip()
             if not path.exists() or path.read_text().strip() != text:
                 _write(path, text + "\n")
@@ -69,6 +70,7 @@ class HomeFiles:
         if port:
             return _listen(host, port)
         others = random.SystemRandom().sample(PORTS, 20)
+        # The last one first: trials that still run know the master by it.
         for candidate in [*self._last_port(), *others]:
             try:
                 return _listen(host, candidate)
@@ -110,6 +112,7 @@ class HomeFiles:
             "cluster_id": cluster_id,
             "slots_as_last_time": slots_as_last_time,
         }
+        # The port stays when the master goes; the other file says that there is one.
         _write(self.folder / "port", f"{port}\n")
         _write(self.folder / "master.json", json.dumps(record) + "\n")
 
@@ -140,6 +143,7 @@ class HomeFiles:
                 f"restore the database, or start a new one with --new, which moves these to {unknown}"
             )
         unknown.mkdir(mode=0o700, exist_ok=True)
+        # A directory of its own for each time, so that nothing is overwritten.
         target = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=unknown))
         for path in full:
             path.rename(target / path.name)
@@ -166,6 +170,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
+        # Connections of the last master may linger for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         # Only now nobody else can have the port. Who connects before the master is ready waits.

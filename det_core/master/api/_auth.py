@@ -87,10 +87,12 @@ class Authenticator:
         Raises:
             Unauthenticated: Without a valid token.
         """
+        # Stock clients of a trial send the allocation's token in a header of its own.
         sent = [headers.get("grpc-metadata-x-allocation-token", ""), headers.get("authorization", "")]
         tokens = [token for text in sent if (token := text.removeprefix("Bearer ").strip())]
         if not tokens:
             raise Unauthenticated("token missing")
+        # The first that is valid counts: a script may have both, its own and its user's.
         for token in tokens:
             if is_same_secret(token, self.user_token):
                 return Caller()
@@ -110,6 +112,7 @@ class OwnHosts:
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
+        # Without a Host header no browser can have sent it, hence the empty one.
         self._names = {"", "localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def __contains__(self, host: str) -> bool:
@@ -132,4 +135,5 @@ def _without_port(host: str) -> str:
 
 def is_same_secret(sent: str, expected: str) -> bool:
     """Return whether two secrets are equal, in a time that does not depend on where they differ."""
+    # compare_digest() takes texts only if they are ASCII.
     return hmac.compare_digest(sent.encode(errors="replace"), expected.encode())

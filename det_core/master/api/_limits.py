@@ -100,6 +100,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def begin(self) -> None:
         """Read the first request, which the peer may send from now on."""
+        # The headers of a connection that waited count from now on, not from its begin.
         self.flow.resume_reading()
         self._deadline = self.loop.time() + self._limits.header_timeout
 
@@ -132,6 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.remove(self)
 
     def data_received(self, data: bytes) -> None:
+        # The first byte of a further request on a connection that was kept.
         if self._deadline == math.inf and self._awaits_headers:
             self._deadline = self.loop.time() + self._limits.header_timeout
         self._header_bytes += len(data)
@@ -148,12 +150,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._awaits_headers = False
         self._header_bytes = 0
         self._deadline = self.loop.time() + self._limits.body_timeout
+        # Each is kept with its body until those before it are answered.
         if len(self.pipeline) > MAX_PIPELINED:
             raise ValueError(f"more than {MAX_PIPELINED} requests ahead of an answer")  # httptools then answers 400
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         self._header_bytes = 0
+        # Without a token a body has one deadline in all: a byte every now and then does not extend it.
         if self._is_known:
             self._deadline = self.loop.time() + self._limits.body_timeout
 
@@ -165,6 +169,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        # Without a token, a connection that is kept open for nothing holds one of few places.
         if not self._is_known and not self.pipeline:
             self._deadline = self.loop.time() + self._limits.header_timeout
 
@@ -195,6 +200,7 @@ class _Connections:
             connection.begin()
         else:
             self._waiting[connection] = None
+            # What it sends meanwhile stays in the kernel's buffers.
             connection.flow.pause_reading()
         if self._timer is None:
             self._timer = connection.loop.call_later(self._interval, self._look, connection.loop)
@@ -202,6 +208,7 @@ class _Connections:
     def release(self, connection: LimitedProtocol) -> None:
         """Count a connection as one of the unknown no longer."""
         self._unknown.discard(connection)
+        # Those that wait move up in the order of their arrival.
         while self._waiting and len(self._unknown) < self.limits.max_unknown:
             following = next(iter(self._waiting))
             del self._waiting[following]

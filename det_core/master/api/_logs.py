@@ -119,6 +119,7 @@ async def experiment_logs(
 
 
 async def _send_log(request: Request, reader: LogReader, limit: int = 0, *, has_cursor: bool = False) -> Response:
+    # So that the limits let a reader of it take nothing for long.
     request.state.is_followed = reader.is_followed
     left = limit or INT64
 
@@ -132,6 +133,7 @@ async def _send_log(request: Request, reader: LogReader, limit: int = 0, *, has_
             shapes[-1]["cursor"] = str(reader.cursor)
         return b"".join(map(encode_line, shapes))
 
+    # Before the answer begins, as an error then has a status of its own.
     first = await read(0.0)
 
     async def send() -> AsyncIterator[bytes]:
@@ -177,6 +179,7 @@ async def take_plain_logs(logs: list[TaskLog], service: TheService, caller: TheC
 
 
 async def _take(lines: Sequence[TaskLog], service: ServiceState, caller: Caller) -> Response:
+    # The path names no object: a trial may write to its own log alone.
     for task_id in {line.task_id for line in lines}:
         caller.check(task_id=task_id)
     for allocation_id in {line.allocation_id for line in lines if line.allocation_id is not None}:

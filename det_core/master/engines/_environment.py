@@ -75,6 +75,7 @@ def run_variables(ticket: Ticket, claim: Claim, folder: Path, home: Path, slots:
     large = {"DET_HPARAMS": json.dumps(dict(ticket.hparams)), "DET_EXPERIMENT_CONFIG": json.dumps(config)}
     names = {"allocation_id": ticket.allocation_id, "task_id": ticket.task_id}
     environment = ticket.environment
+    # The configuration may name variables for GPUs alone.
     if slots.devices and ticket.slots and ticket.gpu_environment is not None:
         environment = ticket.gpu_environment
     return {
@@ -83,6 +84,7 @@ def run_variables(ticket: Ticket, claim: Claim, folder: Path, home: Path, slots:
         "PYTHONUNBUFFERED": "1",
         **slots.variables(ticket.slot_ids),
         **_cluster_variables(ticket, claim),
+        # The SDK of scripts reads the files; the variables are for scripts that do not use it.
         **{name: value for name, value in large.items() if len(value) < _MAX_VARIABLE_CHARS},
         "DET_TASK_ID": ticket.task_id,
         "DET_TASK_TYPE": "TRIAL",
@@ -99,6 +101,7 @@ def run_variables(ticket: Ticket, claim: Claim, folder: Path, home: Path, slots:
         "DET_WORKDIR": str(folder / "work"),
         "DET_CORE_MASTER_TIMEOUT": str(ticket.patience),
         **environment,
+        # After the user's variables, which must not lead a trial away from its own journal.
         "DET_CORE_HOME": str(home),
         "DET_CORE_INFO_DIR": str(folder / "info"),
         "DET_CORE_RUN_DIR": str(folder / "journal"),
@@ -136,6 +139,7 @@ def write_info(ticket: Ticket, claim: Claim, folder: Path, slots: Slots) -> None
             "inter_node_network_interface": None,
         },
         "rendezvous.json": {
+            # One node: this machine.
             "container_addrs": ["127.0.0.1"],
             "container_rank": 0,
             "container_slot_counts": [ticket.slots],

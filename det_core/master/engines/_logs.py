@@ -247,6 +247,7 @@ class TrialLog:
                 if end is not None and end.run == run:
                     entries = _until(end.offsets.get(log.key, 0), entries)
                 logs.append(entries)
+            # Within a log the order is that of the file, whatever the clock did.
             for entry in heapq.merge(*logs, key=_time):
                 position.offsets[entry.key] = entry.end
                 if entry.line is None:
@@ -373,6 +374,7 @@ class LogFile:
                 return start
             with self._open(start) as segment:
                 if start <= offset < segment.end:
+                    # A line that was torn has no end; then all that is there is skipped.
                     data = segment.read(offset, _MAX_RECORD_BYTES)
                     return offset + (data.find(b"\n") + 1 or len(data))
         return offset
@@ -403,6 +405,7 @@ class LogFile:
             with self._open(start) as segment:
                 if following is not None and segment.end < following <= offset:
                     yield self._gap(segment.end, following)
+                # An offset beyond it lies in a gap.
                 offset = min(offset, segment.end)
                 while block := segment.lines_before(offset):
                     begin = offset - len(block)
@@ -414,11 +417,13 @@ class LogFile:
     def offset_at(self, time: float) -> int:
         """Return the offset of the first line that was written at a time or later."""
         for start, _ in reversed(self._segments):
+            # From behind: the first segment that begins early enough holds the place.
             if (first := self._time_at(start)) is None or first >= time:
                 continue
             offset = start
             with self._open(start) as segment:
                 while block := segment.lines_from(offset):
+                    # One look at its last line spares all others of a block that is too old.
                     last = _HEAD.match(block, block.rfind(b"\n", 0, -1) + 1)
                     if last is None or float(last[1]) >= time:
                         for head in _HEAD.finditer(block):

@@ -95,8 +95,10 @@ def classify(
     # The machine's fault, so that no restart is used up.
     if cause in (Cause.LOST, Cause.TAKEN):
         return ExitKind.TRANSIENT
+    # With a checkpoint it has got further, and the next allocation goes on there.
     if cause is Cause.TIME:
         return ExitKind.TRANSIENT if saved else ExitKind.FAILED
+    # After the causes: a script that is ended from outside may still exit with 0.
     if status == 0 and signal is None:
         return ExitKind.STOPPED
     if cause in (Cause.MEMORY, Cause.CANCELLED) or signal in _SIGNALS_OF_OTHERS:
@@ -115,6 +117,7 @@ class Losses:
     def note(self, kind: ExitKind, start: str | None) -> int:
         """Add the trial's next end, of an allocation started from this checkpoint; return the count."""
         if kind is ExitKind.TRANSIENT:
+            # A new checkpoint between two losses shows that the machines do work.
             self.count = self.count + 1 if start == self.start else 1
             self.start = start
         elif kind not in (ExitKind.KILLED, ExitKind.ABORTED):  # which do not say whether the machine works

@@ -66,9 +66,11 @@ async def register(
         Fenced: If the allocation has ended.
         Conflict: If another checkpoint has this ID.
     """
+    # Clients that are generated from protobuf send UNSPECIFIED where they set none.
     if state not in ("COMPLETED", "UNSPECIFIED"):
         raise Invalid(f"checkpoint {uuid}: only COMPLETED ones can be reported, not {state}")
     check(uuid, metadata)
+    # A zombie's checkpoint could otherwise become the latest of its trial.
     if allocation_id is not None and allocation_id not in service.live.allocations:
         raise Fenced(f"checkpoint {uuid}: allocation {allocation_id} has ended")
 
@@ -134,6 +136,7 @@ async def from_journal(
     if not isinstance(metadata, Mapping) or not isinstance(resources, Mapping):
         raise Invalid(f"checkpoint {uuid}: metadata and resources must be objects")
     sizes = list(resources.values())
+    # The columns are 64 bits wide, and a bool is an int.
     if not all(type(size) is int and 0 <= size < 2**63 for size in sizes) or sum(sizes) >= 2**63:
         raise Invalid(f"checkpoint {uuid}: resources must be sizes in bytes")
     await register(
@@ -248,6 +251,7 @@ async def use(service: ServiceState, trial_id: int, uuid: str) -> None:
 
 
 def _show(session: Session, rows: Sequence[models.Checkpoint]) -> list[CheckpointView]:
+    # Each trial and experiment once, however many checkpoints are shown.
     owners = {number: session.get(models.Trial, number) for number in {row.trial_id for row in rows}}
     specs = {number: session.get(models.Experiment, number) for number in {row.experiment_id for row in rows}}
     views = []
@@ -288,6 +292,7 @@ def _show_one(
 def _at(session: Session, row: models.Checkpoint, group: str) -> dict[str, Any]:
     """Return the metrics that a checkpoint's trial has reported for its step."""
     step = row.steps_completed
+    # Before all rows of that step.
     before = series.Cursor(step, -1, -1, -1, -1)
     found = series.read(session, row.trial_id, group, after=before, limit=1)
     if found and found[0].steps_completed == step:
@@ -323,6 +328,7 @@ async def _choose(service: ServiceState, trial_id: int, storage: Mapping[str, An
 
 def add_storage(session: Session, config: Mapping[str, Any]) -> int:
     """Return the number of a storage, which is stored if it is new; equal configurations have one number."""
+    # Sorted, so that the order of keys makes no other storage.
     text = json.dumps(config, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     row = session.scalar(select(models.Storage).where(models.Storage.digest == digest))

@@ -121,6 +121,7 @@ async def _get_or_create(
             return await create_experiment(service, config, unmanaged=unmanaged, external_id=external_id)
         except Conflict:  # another request has just created it
             row = await service.store.read(lambda session: experiments.by_external_id(session, external_id))
+    # The name stays taken: a script that comes back must not begin anew unnoticed.
     if row is None or row.state == "DELETED":
         raise Conflict(f"the experiment of the external id {external_id!r} was deleted; choose another one")
     return CreatedView(experiment=await _queries.experiment(service, row.id), warnings=list(row.warnings))
@@ -158,6 +159,7 @@ def read_config(
             config,
             overrides=overrides,
             defaults={"checkpoint_storage": service.settings.default_storage},
+            # The wire contract's default (§11): the time of the submission.
             default_seed=int(_clock.now()) & 0x7FFFFFFF,
             managed=not unmanaged,
         )
@@ -169,6 +171,7 @@ def read_config(
         )
     pool = service.engine.pool
     wanted = spec.slots_per_trial
+    # A cluster that queues may get more nodes; this machine gets no more slots.
     if not unmanaged and not pool.queues and wanted > pool.slots:
         raise Invalid(
             f"resources.slots_per_trial is {wanted}: this master has {pool.slots} slot(s); for more, "
@@ -195,8 +198,10 @@ async def draft(
     if context:
         files = await asyncio.to_thread(check_archive, io.BytesIO(context))
         if keep:
+            # Stored by itself: it may be large, and decisions wait for their transaction.
             digest = await service.store.write(lambda session: add_context(session, context))
     warm_start = await service.store.read(lambda session: _warm_start(session, spec))
+    # Parsing a large module takes long.
     await asyncio.to_thread(_check_trial_class, spec, files, context)
     # Last, so that nothing can fail while its process waits for an experiment.
     search: Search | SearchWorker | None = await make_search(service, spec, digest, context)
@@ -309,6 +314,7 @@ async def record(
         )
     except BaseException:
         if isinstance(drafted.search, SearchWorker):
+            # Nobody else knows the process of a search whose experiment was refused.
             await drafted.search.close()
         raise
 

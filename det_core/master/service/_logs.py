@@ -138,6 +138,7 @@ class LogReader:
         self._has_ended = False
         self._rows_time = 0.0
         self._look_time = _clock.now()
+        # Before the first look, so that no change after it is missed.
         self._last_change = service.subscriptions.cursor
         self._lines_to_skip: int | None = None if query.tail else 0
         """Lines before the last ones; None until the last ones of each trial are found."""
@@ -169,6 +170,7 @@ class LogReader:
         places = {}
         for trial_id, source in self._sources.items():
             may_write = self._is_running(source) or (source.row.unmanaged and source.row.end_time is None)
+            # The others need no place: nothing of theirs is newer than the look.
             if may_write or not source.is_drained or source.time >= self._look_time:
                 places[trial_id] = source.position
         return LogCursor(self._look_time, places)
@@ -189,6 +191,7 @@ class LogReader:
         while following and len(lines) < max_lines and chars < MAX_CHARS and _clock.monotonic() < deadline:
             trial_id = following[0][1]
             source = self._sources[trial_id]
+            # Its next line is wanted only now: few trials of many are read at a time.
             if not source.lines:
                 source.fill(self._query.choice, max_lines if len(self._sources) == 1 else BUFFER_LINES)
             elif self._lines_to_skip:
@@ -224,6 +227,7 @@ class LogReader:
             await subscriptions.wait(("log", source.row.task_id), self._last_change, timeout)
         else:
             await asyncio.sleep(timeout)
+        # Of a thousand trials only those are looked at that may have written.
         changes = subscriptions.since(self._last_change)
         self._last_change = subscriptions.cursor
         topics = set(changes or ())
@@ -392,6 +396,7 @@ async def append_own(service: ServiceState, task_id: str, line: LogLine) -> None
 
 async def _append(service: ServiceState, writer: str, lines: Mapping[str, Sequence[LogLine]]) -> None:
     def find(session: Session) -> list[models.Trial]:
+        # A line for a deleted experiment would make its folder again.
         rows = [trials.by_task_id(session, task_id) for task_id in lines]
         return [row for row in rows if row is not None and not _is_deleted(session, row)]
 
@@ -400,6 +405,7 @@ async def _append(service: ServiceState, writer: str, lines: Mapping[str, Sequen
             append_lines(service.settings.allocations, f"{row.task_id}.{row.run_id}", writer, lines[row.task_id])
 
     rows = await service.store.read(find)
+    # One thread, as two writers of a file would tear each other's segments.
     await _in_thread(service, service.log_writer, partial(write, rows))
     service.subscriptions.publish(*(("log", row.task_id) for row in rows))
 

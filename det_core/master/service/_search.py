@@ -39,6 +39,7 @@ def settle(service: ServiceState, tx: Transaction) -> None:
         while experiment.pending:
             event = experiment.pending.popleft()
             search = experiment.search
+            # Most searches take few kinds of events; others are neither decided on nor recorded.
             if not experiment.alive or search is None or event.kind not in search.event_kinds:
                 continue
             if isinstance(search, SearchWorker):
@@ -102,6 +103,7 @@ async def _ask_events(service: ServiceState, experiment_id: int, worker: SearchW
                 actions = await worker.handle(event)
             except SearchDied as e:
                 await worker.close()
+                # Killed once, it may have been for want of memory; twice in a row at one event is its own doing.
                 deaths += 1
                 if deaths == 1 and not worker.is_stopped:
                     LOG.warning("experiment %d: %s; starting it again", experiment_id, e)
@@ -119,6 +121,7 @@ async def _ask_events(service: ServiceState, experiment_id: int, worker: SearchW
         return
     finally:
         await worker.close()
+    # A continued experiment may have another one by now.
     if service.workers.get(experiment_id) is worker:
         del service.workers[experiment_id]
 
@@ -126,6 +129,7 @@ async def _ask_events(service: ServiceState, experiment_id: int, worker: SearchW
 async def _open(service: ServiceState, experiment_id: int, worker: SearchWorker) -> int:
     """Start the process of a worker as its search was; return the ordinal of the first event without an answer."""
     rows = await service.store.read(lambda session: searcher_events.after(session, experiment_id))
+    # Those without an answer are asked again, in order.
     record = [(row.event, row.actions) for row in rows if row.actions is not None]
     await worker.open(record)
     for trial in list(service.live.trials.values()):

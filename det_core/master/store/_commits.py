@@ -69,6 +69,7 @@ class Commits:
         self._url = url
         self._lost = (_TransactionLost, SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        # Works come from several threads and loops.
         self._lock = threading.Lock()
         self._closed = False
         self._conn: Connection | None = None
@@ -104,6 +105,7 @@ class Commits:
                 for ask in group:
                     ask.error = self._explained(e)
             answer(group)
+            # Or their results would stay in memory until the next work comes.
             del first, group
         if self._conn is not None:
             self._conn.close()
@@ -134,6 +136,7 @@ class Commits:
             driver.execute("SAVEPOINT work")
             ask.do(session)
             if ask.error is not None:
+                # A full disk has rolled the whole transaction back, savepoints and all.
                 if (isinstance(ask.error, SQLAlchemyError) and is_trouble(ask.error)) or not session.is_active:
                     raise _TransactionLost from ask.error
                 driver.execute("ROLLBACK TO SAVEPOINT work")
@@ -178,6 +181,7 @@ class Commits:
         self._conn = None
         if conn is not None:
             with contextlib.suppress(SQLAlchemyError):
+                # It may be half-way through an answer, and must not go back into the pool.
                 conn.invalidate()
             with contextlib.suppress(SQLAlchemyError):
                 conn.close()

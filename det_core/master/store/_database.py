@@ -62,6 +62,7 @@ def parse(url: str) -> URL:
     kind = parsed.get_backend_name()
     if kind == "postgresql":
         require("psycopg", extra="postgres", purpose="a master's store in PostgreSQL")
+        # SQLAlchemy's default is psycopg 2.
         return parsed.set(drivername="postgresql+psycopg")
     if kind != "sqlite":
         raise StoreError(f"a store is in SQLite or PostgreSQL, not in {kind}")
@@ -73,6 +74,7 @@ def parse(url: str) -> URL:
 def writing_engine(url: URL) -> Engine:
     """Return an engine with one connection, whose transactions write from their start."""
     if url.get_backend_name() == "sqlite":
+        # IMMEDIATE: a transaction that reads first and writes later could fail in between.
         return _sqlite(url, "BEGIN IMMEDIATE", pool_size=1, max_overflow=0)
     engine = create_engine(url, pool_size=1, max_overflow=0, connect_args=_timeouts())
     event.listen(engine, "connect", _take_advisory_lock)
@@ -86,6 +88,7 @@ def reading_engine(url: URL) -> Engine:
     engine = create_engine(
         url, pool_size=READERS + SERIES_READERS, max_overflow=0, pool_pre_ping=True, connect_args=_timeouts()
     )
+    # PostgreSQL's default shows each statement another state.
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
 
@@ -99,6 +102,7 @@ def _sqlite(url: URL, begin: str, **options: Any) -> Engine:
 
     def on_connect(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where Python guesses
+        # Readers and the writer do not wait for each other.
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # an answered commit survives a loss of power
         connection.execute("PRAGMA foreign_keys = ON")
@@ -151,12 +155,14 @@ class FileLock:
     """
 
     def __init__(self, database: Path) -> None:
+        # Not the database itself: SQLite's own locks are on it, and closing any descriptor would drop those.
         path = database.with_name(database.name + ".lock")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not _taken_within(FILE_LOCK_TIMEOUT, self._take):
                 who = _holder(self._fd)
                 raise StoreLocked(f"another master uses {database} ({who}): stop that one, or work with it")
+            # Who holds it is for people only; the lock is the kernel's.
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, json.dumps({"host": os.uname().nodename, "pid": os.getpid()}).encode(), 0)
         except BaseException:

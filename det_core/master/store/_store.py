@@ -66,6 +66,7 @@ class Store:
             MissingExtra: If a package for it is not installed.
         """
         parsed = parse(url)
+        # Before the file is opened: two masters would bring it up to date at once.
         lock = _claim(parsed)
         writing = writing_engine(parsed)
         reading = reading_engine(parsed)
@@ -130,6 +131,7 @@ class Store:
         while self._lock is None:
             await asyncio.sleep(LOCK_CHECK_INTERVAL)
             try:
+                # On the connection that holds the lock; one that is made anew has to take it.
                 await self.write(lambda session: session.execute(text("SELECT 1")))
             except StoreLocked:
                 raise
@@ -143,6 +145,7 @@ class Store:
     def close_now(self) -> None:
         """Close where no loop runs; on a loop's own thread this would keep the answers from arriving."""
         self._closed = True
+        # First: what was promised is written before the readers go.
         self._commits.close()
         self._readers.shutdown()
         self._series_readers.shutdown()
