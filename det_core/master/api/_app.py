@@ -63,6 +63,7 @@ def create_app(
         title="det_core master",
         version=det_core.__version__,
         description="The HTTP API of a master.",
+        # A redirect would drop the body of a POST in some clients.
         redirect_slashes=False,
         openapi_url=None,
         docs_url=None,
@@ -102,6 +103,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return _refusal(request, 500, 13, f"the master failed: {type(error).__name__}: {error}")
     status = error.status_code
     text = str(error.detail)
+    # As gRPC's gateway does, by which clients know that a master is older than they are.
     if status == 404 and path.startswith("/api/"):
         status = 501
         text = f"there is no {request.method} {path} here"

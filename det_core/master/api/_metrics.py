@@ -135,6 +135,7 @@ async def read_metrics(
     named = end_of_route(request).removesuffix("_metrics")
     group = group if named == "trial" else named
     reader = _queries.MetricsReader(service.store, trial_ids, group or None, archived=archived)
+    # Before the answer begins, as an error then has a status of its own.
     first = await reader.read_as(MAX_ROWS, _encode_rows)
 
     async def send() -> AsyncIterator[bytes]:
@@ -144,6 +145,7 @@ async def read_metrics(
         while count:
             yield text
             text = b""
+            # The last part is a short one, and needs no further look.
             if count < MAX_ROWS:
                 return
             count, text = await reader.read_as(MAX_ROWS, _encode_rows)

@@ -68,6 +68,7 @@ def _seconds(value: Any) -> float:
         moment = _DATETIME.validate_python(value)
     except ValidationError:
         raise ValueError("expected a time as in RFC 3339, such as 2024-01-31T12:00:00Z") from None
+    # Python takes a time without a zone for local time.
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 

@@ -36,6 +36,7 @@ async def identify(service: ServiceState, token: str) -> TokenView | None:
     cached = service.identities.get(token)
     if cached is not None and cached["allocation_id"] in service.live.allocations:
         return cached
+    # The database has no token that could be used by whoever reads it.
     digest = hash_secret(token)
     row = await service.store.read(lambda session: session.get(models.Token, digest))
     if row is None or row.allocation_id is None or row.trial_id is None or row.experiment_id is None:
@@ -47,6 +48,7 @@ async def identify(service: ServiceState, token: str) -> TokenView | None:
         trial_id=row.trial_id,
         experiment_id=row.experiment_id,
     )
+    # Revoked ones are dropped all at once, now and then.
     if len(service.identities) >= MAX_IDENTITIES:
         service.identities = {
             t: i for t, i in service.identities.items() if i["allocation_id"] in service.live.allocations

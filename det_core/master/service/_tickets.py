@@ -85,8 +85,10 @@ class EventListener:
                 raise Fenced(f"allocation {allocation_id} is to end")
             if not hmac.compare_digest(launch.code, hash_secret(code)) or node not in range(launch.nodes):
                 raise Forbidden(f"allocation {allocation_id}: invalid code for node {node}")
+            # The same runner may ask again: its answer may have been lost.
             if launch.claims.get(node, (runner,))[0] != runner:
                 raise Conflict(f"allocation {allocation_id}: node {node} was claimed by another runner")
+            # Two secrets: the runner alone may deliver files, the script alone may report.
             launch.claims[node] = (runner, hash_secret(granted.token))
             tx.change(allocation.row, facts={**allocation.row.facts, **launch.facts()})
             trial = allocation.trial

@@ -40,8 +40,10 @@ def appear(info: str, work: str, stage: str) -> None:
     if os.path.realpath(stage).startswith(RUN + "/"):
         raise OSError(f"{stage} is in {RUN}")
     _leave()
+    # Mounts of the machine are still seen here, and none of these outside.
     _mount("none", "/", "", _RECURSIVE | _DOWNSTREAM)
     _mount("tmpfs", stage, "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755,size=64m")
+    # /run is covered as a whole, since only root can make a folder in it.
     for entry in os.scandir(RUN):
         if entry.name != OURS:
             _repeat(entry, os.path.join(stage, entry.name))

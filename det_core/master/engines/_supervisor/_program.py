@@ -106,6 +106,7 @@ class Supervisor:
         appear(os.path.join(self._folder, "info"), work, os.path.join(self._folder, "stage"))
         # A new user namespace comes with new credentials, at which the kernel clears this signal (commit_creds).
         set_parent_death_signal(signal.SIGKILL)
+        # It died before the signal was set, so that nobody would log or end this script.
         if os.getppid() != supervisor:
             os._exit(127)
         os.chdir(work)
@@ -134,6 +135,7 @@ class Supervisor:
             if data:
                 self._log.add(self._streams[fd], data)
             else:
+                # All who could write have closed it; poll() would report it at once, again and again.
                 self._poll.unregister(fd)
                 os.close(fd)
                 del self._streams[fd]
@@ -151,6 +153,7 @@ class Supervisor:
         with suppress(OSError, ValueError):
             with open(os.path.join(self._folder, "kill")) as file:
                 number, seconds = file.read().split()
+            # The same order is read at each look, and its seconds must not begin anew.
             if int(number) > self._order:
                 self._order = int(number)
                 self._end_at = min(self._end_at, time.monotonic() + float(seconds))
@@ -164,6 +167,7 @@ class Supervisor:
             self._killed = True
             self._force_at = now + GRACE_PERIOD
             self._send_all(signal.SIGTERM)
+            # A stopped process does not see the first signal.
             self._send_all(signal.SIGCONT)
 
     def _send_all(self, signum: int) -> None:
@@ -203,6 +207,7 @@ def write_exit(folder: str, facts: dict[str, object]) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+    # Written into the room that was taken at the start: no byte is needed now.
     os.replace(room, os.path.join(folder, EXIT))
     sync_folder(folder)
 
