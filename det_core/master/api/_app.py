@@ -103,7 +103,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return _refusal(request, 500, 13, f"the master failed: {type(error).__name__}: {error}")
     status = error.status_code
     text = str(error.detail)
-    # As gRPC's gateway does, by which clients know that a master is older than they are.
+    # As the wire contract has it (§2.2): a route that is not there is not implemented.
     if status == 404 and path.startswith("/api/"):
         status = 501
         text = f"there is no {request.method} {path} here"
