@@ -1,19 +1,4 @@
-"""Refusals of the master, each with the HTTP status and code of the wire contract (§2.2).
-
-::
-
-    MasterError                   500, code 13: something in the master went wrong
-    ├── Invalid                   400, code 3: the request cannot be carried out as it stands
-    │   └── WrongState            400, code 9: … because of the state that its object is in
-    ├── Unauthenticated           401, code 16: no token, or one that is not (or no longer) valid
-    ├── Forbidden                 403, code 7: the token does not reach that far
-    ├── NotFound                  404, code 5: the object does not exist
-    ├── Conflict                  409, code 6: it contradicts what is recorded already
-    │   └── Fenced                409, code 6: it comes from an attempt that is over (a zombie)
-    ├── TooMuch                   413, code 8: more than the master takes
-    ├── Misdirected               421, code 7: it is addressed to a name that is not the master's, without a token
-    └── Stopping                  503, code 14: the master is about to stop; try again later
-"""
+"""Refusals and failures of the master, each with the HTTP status and code of the wire contract (§2.2)."""
 
 from __future__ import annotations
 
@@ -36,19 +21,10 @@ class MasterError(DetCoreError):
 
 
 class Invalid(MasterError):
-    """The request cannot be carried out as it stands.
-
-    Args:
-        message: what is wrong; several lines where there are several mistakes.
-        errors: each mistake, for callers that show them one by one.
-    """
+    """The request cannot be carried out as it stands; the message has a line for each mistake."""
 
     status = 400
     code = 3
-
-    def __init__(self, message: str, errors: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.errors = errors or (message,)
 
 
 class WrongState(Invalid):

@@ -102,8 +102,7 @@ async def _serve(
         master_url=f"http://{reachable(options.host)}:{port}",
         cluster_id=files.cluster_id(),
     )
-    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    async with _service(options, engine, files, lost) as service:
+    async with _service(options, engine, files) as (service, keeper):
         app = create_app(service, files.token(options.token_file), hosts=[options.host, *options.allow_hosts])
 
         def on_listening() -> bool:
@@ -121,24 +120,25 @@ async def _serve(
 
         gc.freeze()  # what is there now stays: no need ever to look at it
         gc.enable()
-        await _answer_requests(app, listener, on_listening, lost)
-        if lost.done():
-            lost.result()
+        await _answer_requests(app, listener, on_listening, keeper)
         LOG.info("stopped; trials go on")
 
 
 @contextlib.asynccontextmanager
 async def _service(
-    options: Options, engine: Engine | None, files: HomeFiles, lost: asyncio.Future[None]
-) -> AsyncIterator[ServiceState]:
+    options: Options, engine: Engine | None, files: HomeFiles
+) -> AsyncIterator[tuple[ServiceState, asyncio.Task[None]]]:
     """Start the service with its store and its engine, and stop it at the end.
 
     Args:
         options: Options of the master.
         engine: Engine, or None for this machine.
         files: Files of the home directory.
-        lost: Receives the error when another master has taken the database.
+
+    Yields:
+        The service, and the task that keeps the lock of the database.
     """
+    from det_core.master.engines import LocalEngine, Slots
     from det_core.master.service import ServiceState, _lifecycle
     from det_core.master.store import Store
 
@@ -148,43 +148,35 @@ async def _service(
         options.allocations,
     )
     keeper = asyncio.create_task(store.keep_lock(), name="det_core master: lock of the database")
-
-    def on_lock_lost(task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not lost.done():
-            lost.set_exception(error)
-
-    keeper.add_done_callback(on_lock_lost)
     try:
-        runs = _local_engine(options) if engine is None else engine
-        service = ServiceState(store, runs, options)
+        if engine is None:
+            slots = Slots.find(options.slots, visible=Environment.read().cuda_visible_devices)
+            engine = LocalEngine(options.home, slots)
+        service = ServiceState(store, engine, options)
         try:
             await _lifecycle.start(service)
-            yield service
+            yield service, keeper
         finally:
             await _lifecycle.stop(service)
-            await runs.close()
+            await engine.close()
     finally:
         keeper.cancel()
         await store.close()
 
 
-def _local_engine(options: Options) -> Engine:
-    from det_core.master.engines import LocalEngine, Slots
-
-    return LocalEngine(options.home, Slots.find(options.slots, visible=Environment.read().cuda_visible_devices))
-
-
 async def _answer_requests(
-    app: Any, listener: socket.socket, on_listening: Callable[[], bool], lost: asyncio.Future[None]
+    app: Any, listener: socket.socket, on_listening: Callable[[], bool], keeper: asyncio.Task[None]
 ) -> None:
-    """Answer requests until a signal comes or the database is lost; then let those under way end.
+    """Answer requests until a signal comes or the lock of the database is lost; then let those under way end.
 
     Args:
         app: Application.
         listener: Listening socket.
         on_listening: Called when the first request can come; returns whether to wait for a signal, or to stop at once.
-        lost: Done when another master has taken the database.
+        keeper: Task that keeps the lock of the database.
+
+    Raises:
+        StoreLocked: If another master has taken the database.
     """
     import uvicorn
 
@@ -205,11 +197,14 @@ async def _answer_requests(
     raise_open_file_limit()
     server = Server(server_config(app))
 
-    def on_lost(_: asyncio.Future[None]) -> None:
-        server.should_exit = True
+    def on_keeper_end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            server.should_exit = True
 
-    lost.add_done_callback(on_lost)
+    keeper.add_done_callback(on_keeper_end)
     await server.serve([listener])
+    if keeper.done():
+        keeper.result()
 
 
 @contextlib.contextmanager

@@ -66,7 +66,7 @@ def _changed(row: models.Experiment, override: str | None) -> Experiment:
             )
         return parse_experiment({**row.config, "searcher": {**searcher, **length}})
     except ConfigError as e:
-        raise Invalid(str(e), tuple(map(str, e.errors))) from None
+        raise Invalid(str(e)) from None
 
 
 def _reopen(session: Session, experiment_id: int, spec: Experiment) -> None:

@@ -164,7 +164,7 @@ def read_config(
             managed=not unmanaged,
         )
     except ConfigError as e:
-        raise Invalid(str(e), tuple(map(str, e.errors))) from None
+        raise Invalid(str(e)) from None
     if not unmanaged and spec.max_slots is not None and spec.max_slots < spec.slots_per_trial:
         raise Invalid(
             f"resources.max_slots is {spec.max_slots}: a trial of {spec.slots_per_trial} slot(s) could never start"
