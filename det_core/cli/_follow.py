@@ -28,7 +28,7 @@ MIN_POLL_INTERVAL = 0.1
 MAX_POLL_INTERVAL = 1.0
 """Seconds between two looks: short at first, and while something happens."""
 LOAD_FACTOR = 10
-"""A look that takes long is followed by a pause this many times as long, so that a large search is not slowed."""
+"""Requests for states that take long are followed by a pause this many times as long: a large search is not slowed."""
 QUEUE_DELAY = 1.0
 """Seconds that a trial may be queued before the reason is printed."""
 _HOLDING = ("RUNNING", "STARTING", "PULLING", "PAUSING")
@@ -73,13 +73,12 @@ def _watch(follower: _Follower) -> None:
     deadline = None
     interval = MIN_POLL_INTERVAL
     while True:
-        began = time.monotonic()
         try:
             count = follower.look()
             deadline = None
         except MasterUnreachable as e:
             if deadline is None:
-                deadline = began + MASTER_TIMEOUT
+                deadline = time.monotonic() + MASTER_TIMEOUT
                 note(f"{e}; trials go on, and it is asked again for {MASTER_TIMEOUT:.0f} s")
             if time.monotonic() > deadline:
                 raise
@@ -88,7 +87,7 @@ def _watch(follower: _Follower) -> None:
         if follower.is_over:
             return
         interval = MIN_POLL_INTERVAL if count else min(interval * 1.3, MAX_POLL_INTERVAL)
-        time.sleep(max(interval, LOAD_FACTOR * (time.monotonic() - began)))
+        time.sleep(max(interval, LOAD_FACTOR * follower.seconds_of_states))
 
 
 class _Follower:
@@ -96,6 +95,7 @@ class _Follower:
 
     Attributes:
         is_over: whether the experiment has ended and every line was printed.
+        seconds_of_states: time that the requests for states took at the last look; lines may take any time.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class _Follower:
         show: Callable[[Experiment, list[Trial]], None],
     ) -> None:
         self.is_over = False
+        self.seconds_of_states = 0.0
         self._experiment = experiment
         self._print_line = print_line
         self._tail = tail
@@ -123,12 +124,15 @@ class _Follower:
         Raises:
             MasterUnreachable: If no master answers; the next look goes on where this one ended.
         """
+        began = time.monotonic()
         # Asked before the lines are read: what is printed before the end is then among them.
         ended = self._experiment.refresh().ended
         count = 0
         trials = []
         if self._print_line is not None:
             trials = self._experiment.trials()
+        self.seconds_of_states = time.monotonic() - began
+        if self._print_line is not None:
             for line in self._experiment.logs(after=self._cursor, tail=self._tail):
                 self._print_line(line)
                 count += 1
@@ -174,24 +178,24 @@ def _details(experiment: Experiment, trial: Trial, before: tuple[str, int] | Non
 
 
 class Queue:
-    """Why no trial of an experiment runs: told once, after a while."""
+    """Reasons why no trial of an experiment runs: each returned once, after a while."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
-        self._told = ""
+        self._explained = ""
 
     def explain(self, experiment: Experiment, trials: Sequence[Trial]) -> str:
         """Return why nothing of it runs, if that is so and was not returned yet; else empty."""
         if experiment.ended or any(trial.state in _HOLDING for trial in trials):
             self._since = time.monotonic()
-            self._told = ""
+            self._explained = ""
             return ""
         # Nearly every trial is queued for a moment.
-        if self._told == experiment.state or time.monotonic() < self._since + QUEUE_DELAY:
+        if self._explained == experiment.state or time.monotonic() < self._since + QUEUE_DELAY:
             return ""
         why = _why_queued(experiment, trials)
         if why:
-            self._told = experiment.state
+            self._explained = experiment.state
         return why
 
 

@@ -173,5 +173,6 @@ def command_for(*words: object) -> str:
     if context is not None:
         # One of them is enough: --master says all, --home which master where there is no --master.
         named = [["--" + name, context.params[name]] for name in ("master", "home") if context.params.get(name)]
-        command += [*named, []][0]
+        for option in named[:1]:
+            command += option
     return shlex.join(command)

@@ -176,8 +176,9 @@ def describe(checkpoints: Checkpoints, storage_id: str, as_json: bool) -> int:
     if as_json:
         print_json({**view, "metadata": metadata, "resources": resources})
         return status
-    of_metadata = [(f"metadata.{key}", number(value)) for key, value in metadata.items()]
-    print_facts([*{**view, "size": size(view["size"]), "time": when(view["time"])}.items(), *of_metadata])
+    view |= {"size": size(view["size"]), "time": when(view["time"])}
+    view |= {f"metadata.{key}": number(value) for key, value in metadata.items()}
+    print_facts(view.items())
     print("\nfiles")
     print_table(("SIZE", "PATH"), [(size(count), path) for path, count in list(resources.items())[:SHOWN_FILES]])
     if len(resources) > SHOWN_FILES:

@@ -381,8 +381,9 @@ def wait(master: Master, experiments: Sequence[int | str], timeout: float | None
             note(str(e))
             status = NOT_ENDED
             break
-        views.append(experiment_json(found, result=True) if as_json else {})
-        if not as_json:
+        if as_json:
+            views.append(experiment_json(found, result=True))
+        else:
             print_result(found)
         status = max(status, exit_status(found))
     if as_json:
@@ -394,8 +395,8 @@ def _print_views(views: Sequence[dict[str, Any]], experiments: Sequence[object])
     """Print as JSON the list of several experiments, or the only one; nothing if that failed."""
     if len(experiments) > 1:
         print_json(views)
-    for view in views[: len(experiments) == 1]:
-        print_json(view)
+    elif views:
+        print_json(views[0])
 
 
 def _steering(name: str, summary: str) -> None:

@@ -211,16 +211,13 @@ def _print_checkpoints(run: Run) -> None:
     print(f"\ncheckpoints{place}")
     if len(checkpoints) > SHOWN:
         print(f"({len(checkpoints) - SHOWN} older: det-core checkpoint list --run {run.run_id} --limit 0)")
-    rows = [(c.get("storage_id"), _steps(c), when(c["time"]), c["restart"]) for c in checkpoints[-SHOWN:]]
+    rows = []
+    for c in checkpoints[-SHOWN:]:
+        # The metadata may have been damaged; the record has the steps beside it, too.
+        metadata = c.get("metadata")
+        steps = (metadata if isinstance(metadata, dict) else c).get("steps_completed")
+        rows.append((c.get("storage_id"), steps, when(c["time"]), c["restart"]))
     print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
-
-
-def _steps(checkpoint: dict[str, Any]) -> object:
-    metadata = checkpoint.get("metadata")
-    # The metadata may have been damaged; the record has the steps beside it, too.
-    if isinstance(metadata, dict):
-        return metadata.get("steps_completed")
-    return checkpoint.get("steps_completed")
 
 
 @command.command(epilog=_EXPORT_EXAMPLES)
