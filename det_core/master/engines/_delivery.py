@@ -32,10 +32,11 @@ from det_core._standalone.files import sync_folder, write_atomic
 from det_core.master._errors import Conflict, Invalid, TooMuch
 from det_core.master.engines._folder import DELIVERED, AllocationFolder
 from det_core.master.engines._protocol import Piece
+from det_core.master.engines._supervisor._log import LOG, find_middle, find_segments, segment_name
 from det_core.master.engines._supervisor._program import EXIT, PROCESSES
 
 MAX_PIECE_BYTES = 1 << 20
-_LOG = re.compile(r"log/([0-9]{1,5})\.supervisor\.(?:0|[1-9][0-9]{0,17})")
+_SEGMENT = re.compile(r"log/([0-9]{1,5})\.supervisor\.(?:0|[1-9][0-9]{0,17})")
 _JOURNAL = re.compile(r"journal/journal-[0-9]{1,9}-[0-9]{1,9}(?:\.[0-9]{1,9})?\.jsonl")
 
 
@@ -56,7 +57,7 @@ def digest(data: bytes) -> str:
 
 def is_appended(name: str, node: int) -> bool:
     """Return whether a name is one that a node delivers at offsets."""
-    if log := _LOG.fullmatch(name):
+    if log := _SEGMENT.fullmatch(name):
         return int(log[1]) == node
     return _JOURNAL.fullmatch(name) is not None
 
@@ -108,6 +109,8 @@ class Copy:
                 size = _size(self._shared / name)
             else:
                 size = _append(self._shared / name, piece)
+                if piece.offset == 0:
+                    self._delete_middle()
             self._end_if_complete()
             return size
 
@@ -121,6 +124,13 @@ class Copy:
             yield
         finally:
             os.close(fd)
+
+    def _delete_middle(self) -> None:
+        """Delete segments of a long log, as the machine has done before it sent a newer one."""
+        directory = self._shared / LOG
+        starts = find_segments(str(directory)).get((self._node, "supervisor"), [0])
+        for start in find_middle(starts):
+            os.unlink(directory / segment_name(self._node, "supervisor", start))
 
     def _take_exit(self, data: bytes) -> None:
         content = self._parse_exit(data)

@@ -35,6 +35,7 @@ import os
 import re
 import time
 from contextlib import suppress
+from itertools import pairwise
 
 LOG = "log"
 """Name of the directory in the folder of an allocation."""
@@ -65,6 +66,17 @@ def find_segments(directory: str) -> dict[tuple[int, str], list[int]]:
     for starts in found.values():
         starts.sort()
     return found
+
+
+def find_middle(starts: list[int], segment_bytes: int = SEGMENT_BYTES, kept_bytes: int = KEPT_BYTES) -> list[int]:
+    """Return the starts of segments that neither begin among the first bytes nor end among the last ones.
+
+    Args:
+        starts: Starts of all segments; the last one is to get as many bytes as the others.
+        segment_bytes, kept_bytes: As for :class:`LogWriter`.
+    """
+    newest = starts[-1] - kept_bytes + segment_bytes
+    return [start for start, end in pairwise(starts) if start >= kept_bytes and end <= newest]
 
 
 class LogWriter:
@@ -150,13 +162,10 @@ class LogWriter:
         self._fd = fd
         self._size = 0
         self._starts.append(start)
-        # Those stay that begin among the first bytes, or end among the last ones with the new segment.
-        newest = start - self._kept_bytes + self._segment_bytes
-        for middle, end in list(zip(self._starts, self._starts[1:], strict=False)):
-            if middle >= self._kept_bytes and end <= newest:
-                self._starts.remove(middle)
-                with suppress(OSError):
-                    os.unlink(self._path(middle))
+        for middle in find_middle(self._starts, self._segment_bytes, self._kept_bytes):
+            self._starts.remove(middle)
+            with suppress(OSError):
+                os.unlink(self._path(middle))
 
     def close(self, *, sync: bool = False) -> None:
         """Close the file; with ``sync`` make the segment durable before, as far as the disk does that."""

@@ -13,6 +13,7 @@ import pytest
 from det_core.master._errors import Conflict, Invalid, MasterError, TooMuch
 from det_core.master.engines import AllocationFolder, Copy, Piece
 from det_core.master.engines._delivery import MAX_PIECE_BYTES, digest, pack_exit
+from det_core.master.engines._supervisor._log import SEGMENT_BYTES
 from det_core.master.engines._verdict import Files, Seen, verdict
 from det_core.master.scheduler import Cause
 
@@ -72,6 +73,18 @@ def test_end_holds_without_files_that_are_lost_for_good(tmp_path: Path) -> None:
     take_exit(copy(tmp_path), {LOG: 40})
     report = verdict(Files.read(AllocationFolder(tmp_path)), lost, False, 7.0)
     assert (report.status, report.cause, report.last_lines) == (0, Cause.NONE, ("one",))
+
+
+def test_middle_of_a_long_log_is_deleted_in_the_copy(tmp_path: Path) -> None:
+    names = [f"log/0.supervisor.{number * SEGMENT_BYTES}" for number in range(40)]
+    for number, name in enumerate(names):
+        copy(tmp_path).take(Piece(name, b"x"))
+        copy(tmp_path).take(Piece(names[number // 2], b"x"))
+        assert len(list((tmp_path / "log").iterdir())) <= 16
+    kept = names[:8] + names[32:]
+    assert {path.name for path in (tmp_path / "log").iterdir()} == {name.removeprefix("log/") for name in kept}
+    take_exit(copy(tmp_path), dict.fromkeys(kept, 1))
+    assert AllocationFolder(tmp_path).exit() == END
 
 
 @pytest.mark.parametrize("complete", [False, True])
