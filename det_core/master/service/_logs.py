@@ -277,7 +277,8 @@ class _Source:
         self.time = row.start_time
         self.tail_lines = 0
         self._allocations = allocations
-        self._begin: Position | None = None
+        self._is_open = False
+        self._begin = Position()
         self._end: Position | None = None
         self._tail: Position | None = None
         self._has_tail = False
@@ -290,7 +291,6 @@ class _Source:
     @property
     def position(self) -> Position:
         """Place behind what was taken."""
-        assert self._begin is not None
         return Position.from_text(self.lines[0].id) if self.lines else self._begin
 
     @property
@@ -299,9 +299,9 @@ class _Source:
 
     def open(self, query: LogQuery) -> None:
         """Find where the lines of a query begin and end, if that is not done."""
-        if self._begin is not None:
+        if self._is_open:
             return
-        self._begin = Position()
+        self._is_open = True
         if query.after:
             self._begin = self._log.after(query.after)
         elif query.cursor is not None:
@@ -318,7 +318,6 @@ class _Source:
 
     def fill(self, choice: LineFilter, max_lines: int) -> None:
         """Read the next lines."""
-        assert self._begin is not None
         page = self._log.read(self._begin, choice, end=self._end, max_lines=max_lines)
         self._begin = page.next
         self.is_end = page.is_end
@@ -335,7 +334,6 @@ class _Source:
         """Go back one step towards the line with which the last ones begin; return whether it is found."""
         if self._has_tail:
             return True
-        assert self._begin is not None
         log = self._log
         found = log.tail(self._tail or self._end or log.end, count - self.tail_lines, choice)
         self.tail_lines += found.count

@@ -253,23 +253,15 @@ class MetricsReader:
         store: Store to read.
         trial_ids: Trials.
         group: Metric group. Defaults to all.
-        after: ID of the last row to skip. Defaults to none.
         archived: Whether to include superseded rows.
     """
 
     def __init__(
-        self,
-        store: Store,
-        trial_ids: Sequence[int],
-        group: str | None = None,
-        *,
-        after: int = 0,
-        archived: bool = False,
+        self, store: Store, trial_ids: Sequence[int], group: str | None = None, *, archived: bool = False
     ) -> None:
         self._store = store
         self._trial_ids = trial_ids
         self._group = group
-        self._after = after
         self._archived = archived
         self._left: deque[tuple[int, str]] | None = None
         self._cursor: series.Cursor | None = None
@@ -299,8 +291,7 @@ class MetricsReader:
             )
             for row in rows:
                 self._number += 1
-                if self._number > self._after:
-                    views.append(_metric_view(self._number, trial_id, row))
+                views.append(_metric_view(self._number, trial_id, row))
             if len(rows) < missing:
                 self._left.popleft()
                 self._cursor = None
