@@ -60,8 +60,8 @@ class TrialSubject:
     resumes_after_end = False
 
     def __init__(self, folder: Path, source: ExperimentSource) -> None:
-        from det_core.client._address import Address
         from det_core.client._embedded import ensure_master
+        from det_core.client._master import Address
 
         self._folder = folder
         self._source = source

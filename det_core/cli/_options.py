@@ -15,7 +15,7 @@ from det_core.cli.completion import complete_experiments, complete_trials
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master, Trial
-    from det_core.client._address import Address
+    from det_core.client._master import Address
 
 LATEST = "latest"
 SHOWN = 25
@@ -134,7 +134,7 @@ def reach_master(master: str | None, home: str | None) -> Address:
     """Return the address of the master that --master and --home name; start the embedded one if it is needed."""
     from dataclasses import replace
 
-    from det_core.client._address import reach
+    from det_core.client._master import reach
 
     with note_if_slow("reaching the master …"):
         address = reach(master, home=home)

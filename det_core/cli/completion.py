@@ -136,8 +136,7 @@ def _checkpoints(options: dict[str, Any]) -> list[str]:
 
 def _ask(ask: Callable[[Master], list[str]], options: dict[str, Any]) -> list[str]:
     """Return the answer of the master that the options name, if it runs; none is started."""
-    from det_core.client._address import locate
-    from det_core.client._master import Master
+    from det_core.client._master import Master, locate
 
     address = locate(options.get("master"), home=options.get("home"))
     if address is None:

@@ -18,7 +18,7 @@ from det_core.cli._options import COUNT, home_option, json_option, master_option
 from det_core.cli._output import FAILED, Failure, note, note_if_slow, print_facts, print_json, say
 
 if TYPE_CHECKING:
-    from det_core.client._address import Address
+    from det_core.client._master import Address
 
 STATUS_TIMEOUT = 5.0
 """Seconds that a master may take to answer."""
@@ -106,8 +106,8 @@ def up(
 def status(master: str | None, home: str | None, as_json: bool) -> int:
     """Print whether the master runs, where, and how busy it is."""
     from det_core._info import canonical_url
-    from det_core.client._address import locate, master_folder, running
     from det_core.client._embedded import has_died
+    from det_core.client._master import locate, master_folder, running
 
     folder = master_folder(home)
     address = locate(master, home=home)
@@ -188,7 +188,7 @@ def _other_master(home: str | None, folder: Path) -> str | None:
     """Return the address in DET_MASTER, if commands without --home go there and not to the home directory's master."""
     from det_core._env import Environment
     from det_core._info import canonical_url
-    from det_core.client._address import running
+    from det_core.client._master import running
 
     named = Environment.read().master
     if home is not None or named is None:
@@ -201,7 +201,7 @@ def _other_master(home: str | None, folder: Path) -> str | None:
 
 def _urls_elsewhere(folder: Path) -> list[str]:
     """Return the address at which other machines reach the master of a folder; none if it listens locally."""
-    from det_core.client._address import running
+    from det_core.client._master import running
 
     record = running(folder) or {}
     host = str(record.get("listens", "localhost"))

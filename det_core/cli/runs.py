@@ -46,7 +46,7 @@ from det_core.cli.completion import complete_runs
 
 if TYPE_CHECKING:
     from det_core.client import Run
-    from det_core.client._address import Address
+    from det_core.client._master import Address
     from det_core.journal import Row
 
 BAR_FROM_ROWS = 20_000

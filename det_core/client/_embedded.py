@@ -14,7 +14,7 @@ from typing import Any
 import det_core
 from det_core._clock import monotonic
 from det_core._optional import check_installed
-from det_core.client._address import master_folder, running, stored_token
+from det_core.client._master import master_folder, running, stored_token
 from det_core.errors import MasterUnreachable
 from det_core.storage import Owner
 

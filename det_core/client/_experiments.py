@@ -13,8 +13,7 @@ import orjson
 
 from det_core._env import Environment
 from det_core._json import str_to_nonfinite
-from det_core.client._address import reach
-from det_core.client._master import TERMINAL, Master, list_rows
+from det_core.client._master import TERMINAL, Master, list_rows, reach
 from det_core.client._table import spread, to_frame
 from det_core.errors import CheckpointError, CheckpointNotFound, ExperimentInvalid, MasterError, MasterUnreachable
 from det_core.protocol.records import ExperimentView, MetricView, TrialView
@@ -515,7 +514,9 @@ def metric_rows(master: Master, trials: Sequence[int], group: str | None) -> Ite
 
 
 def _session(master: Master | str | None) -> Master:
-    return master if isinstance(master, Master) else connect(master)
+    if isinstance(master, Master):
+        return master
+    return connect(master)
 
 
 def _read(config: Mapping[str, Any] | str | os.PathLike[str]) -> str:

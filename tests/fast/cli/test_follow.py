@@ -24,7 +24,7 @@ from det_core.cli._views import (
     trial_state,
 )
 from det_core.client import Experiment, Master, Trial
-from det_core.client._address import Address
+from det_core.client._master import Address
 from det_core.errors import MasterUnreachable
 from support.running_master import CONFIG, Running
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from det_core.client import Master
-from det_core.client._address import Address, locate, reach
+from det_core.client._master import Address, locate, reach
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from support.answers import Say, answering
 from support.processes import free_port
