@@ -90,8 +90,8 @@ async def catch_up(service: ServiceState, trial: LiveTrial) -> None:
     metric = trial.experiment.spec.metric
     found = await service.store.read(lambda session: validations.of_trial(session, trial.id, metric))
     records = [
-        {"kind": "metrics", "group": VALIDATION, "metrics": v.row.metrics, "steps_completed": v.row.steps_completed}
-        for v in found
+        {"kind": "metrics", "group": VALIDATION, "metrics": row.metrics, "steps_completed": row.steps_completed}
+        for row, _ in found
     ]
     if records:
         await steer(service, trial.id, f"run {trial.row.run_id}", records, last_will=False)

@@ -143,7 +143,7 @@ def _has(store: Store, uuid: str) -> bool:
 
 
 def _at_steps(session: Session, trial_id: int, metric: str) -> dict[int, float]:
-    return {v.row.steps_completed or 0: v.value for v in validations.of_trial(session, trial_id, metric)}
+    return {row.steps_completed or 0: value for row, value in validations.of_trial(session, trial_id, metric)}
 
 
 def _sources(session: Session, *, without: int) -> set[str]:

@@ -11,7 +11,6 @@ from det_core._optional import require
 
 require("sqlalchemy", extra="master", purpose="a master's store")
 
-from det_core.master.store import _writers as _writers  # declares a table
 from det_core.master.store._rows import change
 from det_core.master.store._store import Store
 from det_core.master.store.models import Base

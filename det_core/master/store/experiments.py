@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from det_core.master.store._writers import Writer
 from det_core.master.store.models import (
     Allocation,
     Experiment,
@@ -18,6 +17,7 @@ from det_core.master.store.models import (
     SearcherEvent,
     Token,
     Trial,
+    Writer,
 )
 
 

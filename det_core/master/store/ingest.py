@@ -7,24 +7,34 @@ number, the steps of each group) is a minimum or a maximum, so a record that com
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, and_, insert, inspect, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from det_core import _clock
 from det_core._json import equal_json, is_number, restore, str_to_nonfinite
 from det_core.errors import StoreConflict
-from det_core.master.store import _writers, validations
-from det_core.master.store._writers import REPORTED, SYSTEM, Writer
-from det_core.master.store.models import NO_STEP, Metric, Record, dumps, loads
+from det_core.master.store import validations
+from det_core.master.store.models import NO_STEP, REPORTED, SYSTEM, Metric, Record, Steps, Writer, dumps, loads
 
-_COLUMNS = [column.name for column in inspect(Metric).columns]
-_INSERT = f"INSERT INTO {Metric.__tablename__} ({', '.join(_COLUMNS)}) VALUES ({{}}) ON CONFLICT DO NOTHING"
 _EPOCHS = ("epoch", "epochs")
+_Row = tuple[Any, ...]
+"""Values of the columns of a row, in their order."""
+# Built once: SQLAlchemy takes longer to build it than the database to answer.
+_AT_STEP = (
+    select(Metric.metrics, Metric.batch_metrics)
+    .where(
+        Metric.trial_id == bindparam("trial"),
+        Metric.grp == bindparam("group"),
+        Metric.step == bindparam("step"),
+        Metric.run_id == bindparam("run"),
+    )
+    .order_by(Metric.restart, Metric.rank, Metric.seq)
+)
 
 
 def insert_journal(
@@ -51,21 +61,27 @@ def insert_journal(
     """
     if not (0 <= rank < NO_STEP and 0 <= restart < NO_STEP):
         raise ValueError(f"rank {rank}, restart {restart}: expected whole numbers from 0 to below 2**63 - 1")
-    checked = [_checked(record, index) for index, record in enumerate(records)]
-    writer = _writers.load(session, trial_id, run_id, restart, rank)
-    starts = writer.starts()
-    rows = [_metrics_row(writer, record) for record in checked if record["kind"] == "metrics"]
-    # The first line of a file is of the kind "journal".
-    others = [_other_row(writer, record) for record in checked if record["kind"] not in ("metrics", "journal")]
-    if rows:
-        # By the driver itself: SQLAlchemy would convert every row several times.
-        conn = session.connection()
-        mark = "?" if conn.dialect.name == "sqlite" else "%s"
-        conn.exec_driver_sql(_INSERT.format(", ".join([mark] * len(_COLUMNS))), rows)
-    if others:
-        _insert_records(session, others)
+    process = (run_id, restart, rank)
+    rows: list[_Row] = []
+    others: list[_Row] = []
+    restored: list[int] = []
+    for index, received in enumerate(records):
+        record = _checked(received, index)
+        kind = record["kind"]
+        if kind == "metrics":
+            rows.append(_metrics_row(trial_id, process, record))
+        elif kind != "journal":  # the first line of a file
+            body = record["body"]
+            step = body.get("steps_completed")
+            if kind == "restore" and type(step) is int and 0 <= step < NO_STEP:
+                restored.append(step)
+            others.append((trial_id, *process, record["seq"], kind, record["time"], _to_json(body)))
+    writer = _writer(session, trial_id, *process)
+    _insert(session, Metric, rows)
+    _insert(session, Record, others)
     if rows or others:
-        _save(session, writer, starts, rows)
+        writer.next_seq = max(writer.next_seq, *(row[6] + 1 for row in rows), *(other[4] + 1 for other in others))
+        _follow(session, writer, rows, restored)
     return writer.next_seq
 
 
@@ -108,62 +124,52 @@ def report(
     batches = None if batch_metrics is None else str_to_nonfinite(list(batch_metrics))
     if invalid := [key for key in _EPOCHS if key in values and not is_number(values[key])]:
         raise ValueError(f"metrics.{invalid[0]}={values[invalid[0]]!r:.80}: expected a number")
-    step = NO_STEP if steps_completed is None or group in SYSTEM else steps_completed
-    if step == NO_STEP:
-        if time is not None and _is_repeated(session, trial_id, run_id, group, time, values):
-            return False
-    else:
-        stored = _stored(session, trial_id, run_id, group, step)
+    step = None if group in SYSTEM else steps_completed
+    place = {"trial": trial_id, "group": group, "step": NO_STEP if step is None else step, "run": run_id}
+    if step is not None:
+        stored = session.connection().execute(_AT_STEP, place).all()
         where = f"trial {trial_id}, group {group}, step {step}"
-        values, batches, is_new = _new_values(stored, values, batches, where)
-        if not is_new:
+        values, batches = _new_values(stored, values, batches, where)
+        if stored and not values and batches is None:
             return False
-    writer = _writers.load(session, trial_id, run_id, 0, REPORTED)
+    elif time is not None:
+        same = _AT_STEP.where(Metric.rank == REPORTED, Metric.time == time)
+        if any(equal_json(loads(row.metrics), values) for row in session.connection().execute(same, place)):
+            return False
+    process = (run_id, 0, REPORTED)
+    writer = _writer(session, trial_id, *process)
     record = {
         "group": group,
-        "steps_completed": None if step == NO_STEP else step,
+        "steps_completed": step,
         "seq": writer.next_seq,
         "time": _clock.now() if time is None else time,
         "metrics": values,
         "batch_metrics": batches,
     }
-    starts = writer.starts()
-    row = _metrics_row(writer, record)
-    session.connection().execute(insert(Metric), dict(zip(_COLUMNS, row, strict=True)))
-    _save(session, writer, starts, [row])
+    rows = [_metrics_row(trial_id, process, record)]
+    _insert(session, Metric, rows)
+    writer.next_seq += 1
+    _follow(session, writer, rows, [])
     return True
 
 
-def _insert_records(session: Session, rows: Sequence[dict[str, Any]]) -> None:
-    """Insert the records whose keys are not in the table, by one statement."""
-    conn = session.connection()
-    insert_into = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    conn.execute(insert_into(Record).on_conflict_do_nothing(), rows)
+def _writer(session: Session, trial_id: int, run_id: int, restart: int, rank: int) -> Writer:
+    """Return the stored writer, or a new one."""
+    writer = session.get(Writer, (trial_id, run_id, restart, rank))
+    if writer is None:
+        writer = Writer(trial_id=trial_id, run_id=run_id, restart=restart, rank=rank)
+        session.add(writer)
+    return writer
 
 
-def _save(session: Session, writer: Writer, starts: Any, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Store a writer, and what follows from its new rows for the trial."""
-    _writers.save(session, writer)
-    steps = [step for _, _, step, *_ in rows if step != NO_STEP]
-    validated = {step for _, group, step, *_ in rows if group == validations.VALIDATION and step != NO_STEP}
-    starts_changed = writer.starts() != starts
-    if steps or starts_changed:
-        highest = max(steps, default=None)
-        validations.follow(session, writer, starts_changed=starts_changed, highest=highest, validated=validated)
-
-
-def _metrics_row(writer: Writer, record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Add a record of metrics to what is known of its writer; return its row."""
-    step = NO_STEP if record["steps_completed"] is None else record["steps_completed"]
+def _metrics_row(trial_id: int, process: tuple[int, int, int], record: Mapping[str, Any]) -> _Row:
+    step = record["steps_completed"]
     batches = record.get("batch_metrics")
-    writer.add(record["group"], record["seq"], step)
     return (
-        writer.trial_id,
+        trial_id,
         record["group"],
-        step,
-        writer.run_id,
-        writer.restart,
-        writer.rank,
+        NO_STEP if step is None else step,
+        *process,
         record["seq"],
         record["time"],
         _to_json(record["metrics"]),
@@ -171,22 +177,47 @@ def _metrics_row(writer: Writer, record: Mapping[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _other_row(writer: Writer, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a record of another kind to what is known of its writer; return its row."""
-    step = record["body"].get("steps_completed")
-    if record["kind"] == "restore" and type(step) is int and 0 <= step < NO_STEP:
-        writer.add_restore(step)
-    writer.next_seq = max(writer.next_seq, record["seq"] + 1)
-    return {
-        "trial_id": writer.trial_id,
-        "run_id": writer.run_id,
-        "restart": writer.restart,
-        "rank": writer.rank,
-        "seq": record["seq"],
-        "kind": record["kind"],
-        "time": record["time"],
-        "body": record["body"],
-    }
+def _insert(session: Session, kind: type[Metric] | type[Record], rows: Sequence[_Row]) -> None:
+    """Insert the rows whose keys are not in the table, by one statement."""
+    if not rows:
+        return
+    conn = session.connection()
+    columns = [column.name for column in kind.__table__.columns]
+    marks = ["?" if conn.dialect.name == "sqlite" else "%s"] * len(columns)
+    # By the driver itself: SQLAlchemy would convert every row several times.
+    conn.exec_driver_sql(
+        f"INSERT INTO {kind.__tablename__} ({', '.join(columns)}) VALUES ({', '.join(marks)}) ON CONFLICT DO NOTHING",
+        list(rows),
+    )
+
+
+def _follow(session: Session, writer: Writer, rows: Sequence[_Row], restored: Sequence[int]) -> None:
+    """Note what a writer has reported, and what follows from that for the trial."""
+    starts = _starts(writer)
+    pairs: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for _, group, step, _, _, _, seq, *_ in rows:
+        pairs[group].append((seq, step))
+    known = writer.steps
+    groups = dict(writer.groups)
+    for group, reported in pairs.items():
+        steps = Steps.of(reported)
+        if steps is not None:
+            groups[group] = list(steps.merged(known.get(group, steps)))
+        else:
+            groups.setdefault(group, [None, None, None, None])
+    writer.groups = groups
+    if restored:
+        writer.restored = min(restored if writer.restored is None else [writer.restored, *restored])
+    reported_steps = {step for _, _, step, *_ in rows if step != NO_STEP}
+    validated = {step for _, group, step, *_ in rows if group == validations.VALIDATION and step != NO_STEP}
+    starts_changed = _starts(writer) != starts
+    if reported_steps or starts_changed:
+        validations.follow(session, writer, reported_steps, validated, starts_changed=starts_changed)
+
+
+def _starts(writer: Writer) -> Any:
+    """Return all that says which rows of earlier attempts a writer supersedes, to compare."""
+    return writer.restored, {name: (steps.first, steps.low) for name, steps in writer.steps.items()}
 
 
 def _checked(record: Mapping[str, Any], index: int) -> Mapping[str, Any]:
@@ -211,7 +242,7 @@ def _checked(record: Mapping[str, Any], index: int) -> Mapping[str, Any]:
 def _problem(record: Mapping[str, Any]) -> str | None:
     """Return what makes this an invalid record, or None."""
     kind = record.get("kind")
-    if type(kind) is not str:
+    if not _is_text(kind):
         return f"kind={kind!r:.80}: expected a string"
     if kind == "journal":
         return None
@@ -238,7 +269,7 @@ def _problem(record: Mapping[str, Any]) -> str | None:
 
 def _group_problem(group: Any) -> str | None:
     """Return why a value cannot name a metric group, or None."""
-    if type(group) is str and group and "." not in group and "\0" not in group and _is_encodable(group):
+    if group and _is_text(group) and "." not in group:
         return None
     return f"group={group!r:.80}: expected a non-empty name without '.'"
 
@@ -250,12 +281,11 @@ def _step_problem(step: Any) -> str | None:
     return f"steps_completed={step!r:.80}: expected a whole number from 0 to below 2**63 - 1, or null"
 
 
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
+def _is_text(value: Any) -> bool:
+    """Return whether a value is text that both databases can hold: no NUL, no half of a surrogate pair."""
+    if type(value) is not str or "\0" in value:
         return False
-    return True
+    return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _to_json(value: Any) -> str:
@@ -267,39 +297,19 @@ def _to_json(value: Any) -> str:
     return dumps(value) if b"null" in text else text.decode()  # orjson writes NaN as null
 
 
-def _stored(session: Session, trial_id: int, run_id: int, group: str, step: int) -> Sequence[Any]:
-    where = _at(trial_id, run_id, group, step)
-    order = (Metric.restart, Metric.rank, Metric.seq)
-    return session.execute(select(Metric.metrics, Metric.batch_metrics).where(where).order_by(*order)).all()
-
-
-def _new_values(
-    rows: Sequence[Any], values: dict[str, Any], batches: Any, where: str
-) -> tuple[dict[str, Any], Any, bool]:
-    """Return what of a report is not stored yet, and whether that is anything."""
+def _new_values(rows: Sequence[Any], values: dict[str, Any], batches: Any, where: str) -> tuple[dict[str, Any], Any]:
+    """Return the values and the batch metrics of a report that are not stored yet."""
     known: dict[str, Any] = {}
     for row in rows:
         known = {**loads(row.metrics), **known}
-    if changed := [key for key, value in values.items() if key in known and not equal_json(known[key], value)]:
-        key = changed[0]
-        raise StoreConflict(
-            f"{where}: {key} changed from {known[key]!r:.80} to {values[key]!r:.80}: reported values are immutable"
-        )
+    for key, value in values.items():
+        if key in known and not equal_json(known[key], value):
+            raise StoreConflict(
+                f"{where}: {key} changed from {known[key]!r:.80} to {value!r:.80}: reported values are immutable"
+            )
     stored = next((loads(row.batch_metrics) for row in rows if row.batch_metrics is not None), None)
     if batches is not None and stored is not None:
         if not equal_json(stored, batches):
             raise StoreConflict(f"{where}: batch_metrics changed: reported values are immutable")
         batches = None
-    new = {key: value for key, value in values.items() if key not in known}
-    return new, batches, bool(new) or batches is not None or not rows
-
-
-def _is_repeated(session: Session, trial_id: int, run_id: int, group: str, time: float, values: dict[str, Any]) -> bool:
-    """Return whether the same row without a step was reported before."""
-    where = _at(trial_id, run_id, group, NO_STEP)
-    same = where & (Metric.restart == 0) & (Metric.rank == REPORTED) & (Metric.time == time)
-    return any(equal_json(loads(text), values) for text in session.scalars(select(Metric.metrics).where(same)))
-
-
-def _at(trial_id: int, run_id: int, group: str, step: int) -> ColumnElement[bool]:
-    return and_(Metric.trial_id == trial_id, Metric.grp == group, Metric.step == step, Metric.run_id == run_id)
+    return {key: value for key, value in values.items() if key not in known}, batches

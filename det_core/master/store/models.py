@@ -8,7 +8,8 @@ the store detaches them; from then on they are plain values.
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 from sqlalchemy import (
@@ -31,6 +32,10 @@ from det_core import _clock
 NO_STEP = 2**63 - 1
 """Step of rows without one, which sorts after all others."""
 MAX_ID = 2**63 - 1
+REPORTED = -1
+"""Rank of the rows of the one-report route, which has no ranks."""
+SYSTEM = frozenset(["gpu", "cpu", "memory", "disk", "network"])
+"""Groups of samples of the machine: never merged, never superseded."""
 
 
 def dumps(value: Any) -> str:
@@ -382,3 +387,65 @@ class Record(Base, kw_only=True):
     kind: Mapped[str]
     time: Mapped[float]
     body: Mapped[dict[str, Any]]
+
+
+class Steps(NamedTuple):
+    """Steps that a process has reported in a group.
+
+    All are minima and maxima, so that records may arrive again and in any order.
+
+    Attributes:
+        first_seq: Smallest sequence number of a row with a step.
+        first: Step of that row.
+        low: Smallest step.
+        high: Largest step.
+    """
+
+    first_seq: int
+    first: int
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int]]) -> Steps | None:
+        """Return the steps of rows, given as sequence number and step; None if none of them has a step."""
+        own = [row for row in rows if row[1] != NO_STEP]
+        if not own:
+            return None
+        numbers = [step for _, step in own]
+        return cls(*min(own), min(numbers), max(numbers))
+
+    def merged(self, other: Steps) -> Steps:
+        """Return the steps of the rows of both."""
+        return Steps(*min(self[:2], other[:2]), min(self.low, other.low), max(self.high, other.high))
+
+
+class Writer(Base, kw_only=True):
+    """One reporting process of a trial; or, with the rank :data:`REPORTED`, the one-report route of a run.
+
+    Attributes:
+        next_seq: Sequence number after the largest that was received.
+        restored: Smallest step of a checkpoint that it restored, or None.
+        groups: :class:`Steps` by group as lists; four times None for a group that was reported without steps.
+    """
+
+    __tablename__ = "writers"
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+    trial_id: Mapped[int] = mapped_column(Reference, primary_key=True)
+    run_id: Mapped[int] = mapped_column(primary_key=True)
+    restart: Mapped[int] = mapped_column(primary_key=True)
+    rank: Mapped[int] = mapped_column(primary_key=True)
+    next_seq: Mapped[int] = mapped_column(default=0)
+    restored: Mapped[int | None] = mapped_column(default=None)
+    groups: Mapped[dict[str, Any]] = mapped_column(default_factory=dict)
+
+    @property
+    def attempt(self) -> tuple[int, int]:
+        """Run and restart; a later one continues where an earlier one ended."""
+        return self.run_id, self.restart
+
+    @property
+    def steps(self) -> dict[str, Steps]:
+        """Steps by group, of those that were reported with any."""
+        return {name: Steps(*numbers) for name, numbers in self.groups.items() if numbers[0] is not None}

@@ -1,28 +1,39 @@
-"""Series of reported metrics: the rows of a group by step, merged over ranks, with superseded rows marked."""
+"""Series of reported metrics: the rows of a group by step, merged over ranks, with superseded rows marked.
+
+An attempt is a run of a trial, or a restart in it. The rules are those of the journal's own reader. In each group a row
+is superseded by a later attempt that
+
+- reported the same step, or
+- whose first row in that group has the same or a smaller step, or
+- restored a checkpoint of a smaller step.
+
+For rows of the one-report route the wire contract's rule (§5.2) holds: each row, not only the first, supersedes those
+of earlier attempts from its step on, and those of other groups beyond its step. Rows without a step, and those of the
+groups of ``SYSTEM``, are never superseded.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import groupby
-from math import inf, isfinite
-from operator import gt, itemgetter, lt
+from math import inf
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypedDict
 
-from sqlalchemy import Select, bindparam, null, select, tuple_
+from sqlalchemy import Boolean, bindparam, case, select, tuple_
 from sqlalchemy.orm import Session
 
-from det_core.master.store import _writers
-from det_core.master.store._writers import Visible
-from det_core.master.store.models import NO_STEP, Metric, Record, loads
+from det_core.master.store.models import NO_STEP, REPORTED, SYSTEM, Metric, Record, Writer, loads
 
 CHUNK_ROWS = 2000
 """Rows that are read from the database at a time."""
-_M = Metric.__table__.c
-_KEY = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq)
-_Stored = tuple[Any, ...]
+Attempt = tuple[int, int]
+"""Run and restart."""
+Limits = Mapping[Attempt, int]
+"""Step from which on the rows of each attempt are superseded; without an entry none are."""
+_Stored = Sequence[Any]
 """Row as it is stored: its key, then time, metrics and batch metrics."""
 
 
@@ -34,6 +45,19 @@ class Cursor(NamedTuple):
     restart: int
     rank: int
     seq: int
+
+
+START = Cursor(-1, -1, -1, -1, -1)
+"""Position before all rows."""
+_M = Metric.__table__.c
+_KEY = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq)
+# Built once: SQLAlchemy takes longer to build it than the database to answer.
+_ROWS = (
+    select(*_KEY, _M.time, _M.metrics, case((bindparam("batches", type_=Boolean), _M.batch_metrics)).label("batches"))
+    .where(_M.trial_id == bindparam("trial"), _M.grp == bindparam("group"), _M.step <= bindparam("last"))
+    .where(tuple_(*_KEY) > tuple_(*(bindparam(f"after_{name}", type_=_M.step.type) for name in Cursor._fields)))
+    .order_by(*_KEY)
+)
 
 
 class MetricRow(NamedTuple):
@@ -72,27 +96,6 @@ class KeySummary(TypedDict):
     type: str
 
 
-@dataclass(frozen=True)
-class Query:
-    """Rows of a trial's group to read, and how.
-
-    Attributes:
-        trial_id: Trial.
-        group: Metric group.
-        visible: Rule for superseded rows.
-        superseded: Whether to include superseded rows.
-        batches: Whether to include batch metrics.
-        step: Only the rows of this step; None for all.
-    """
-
-    trial_id: int
-    group: str
-    visible: Visible
-    superseded: bool = False
-    batches: bool = False
-    step: int | None = None
-
-
 def read(
     session: Session,
     trial_id: int,
@@ -114,9 +117,9 @@ def read(
         after: Cursor of the row to continue after.
         limit: Maximum number of rows, except that rows of one step stay together; None for all.
     """
-    visible = Visible(_writers.of_trial(session, trial_id))
+    limits = superseded_from(writers(session, trial_id), group)
     result: list[MetricRow] = []
-    for rows in steps(session, Query(trial_id, group, visible, superseded, batches), after=after):
+    for rows in steps(session, trial_id, group, limits, superseded=superseded, batches=batches, after=after or START):
         result += rows
         if limit is not None and len(result) >= limit:
             break
@@ -124,41 +127,50 @@ def read(
 
 
 def steps(
-    session: Session, query: Query, *, after: Cursor | None = None, newest_first: bool = False
+    session: Session,
+    trial_id: int,
+    group: str,
+    limits: Limits,
+    *,
+    superseded: bool = False,
+    batches: bool = False,
+    after: Cursor = START,
 ) -> Iterator[list[MetricRow]]:
     """Yield the rows of each step that has any to show; of the rows without a step, each alone."""
-    for _, stored in groupby(_stored_rows(session, query, after, newest_first), key=_step_key):
-        rows = list(stored)
-        if newest_first:
-            rows.reverse()
-        if shown := _shown(query, rows):
+    stored = _stored_rows(session, trial_id, group, batches=batches, after=after)
+    for _, rows in groupby(stored, key=_step_key):
+        if shown := _shown(group, list(rows), limits, superseded=superseded):
             yield shown
 
 
-def merged_steps(group: str, rows: Iterable[_Stored]) -> list[MetricRow]:
+def step_rows(session: Session, trial_id: int, group: str, step: int) -> list[MetricRow]:
+    """Return the row of a step, that of its last attempt; none if nobody reported it."""
+    after = START._replace(step=step)
+    return merged_steps(group, _stored_rows(session, trial_id, group, after=after, last=step))
+
+
+def merged_steps(group: str, stored: Iterable[_Stored]) -> list[MetricRow]:
     """Return one row for each step of stored rows, that of its last attempt."""
-    query = Query(0, group, Visible([]))
-    return [row for _, stored in groupby(rows, key=_step_key) for row in _shown(query, list(stored))]
+    return [row for _, rows in groupby(stored, key=_step_key) for row in _shown(group, list(rows), {})]
 
 
 def groups(session: Session, trial_id: int) -> list[str]:
     """Return the names of a trial's metric groups, sorted."""
-    return sorted({name for writer in _writers.of_trial(session, trial_id) for name in writer.groups})
+    return sorted({name for writer in writers(session, trial_id) for name in writer.groups})
 
 
 def summaries(session: Session, trial_id: int) -> dict[str, dict[str, KeySummary]]:
     """Return a summary of each key of each group, of the rows that count; reads all of them."""
-    writers = _writers.of_trial(session, trial_id)
-    visible = Visible(writers)
+    every = writers(session, trial_id)
     result: dict[str, dict[str, KeySummary]] = {}
-    for group in sorted({name for writer in writers for name in writer.groups}):
-        values: defaultdict[str, _Numbers] = defaultdict(_Numbers)
-        for rows in steps(session, Query(trial_id, group, visible)):
+    for group in groups(session, trial_id):
+        numbers: dict[str, _Numbers] = {}
+        for rows in steps(session, trial_id, group, superseded_from(every, group)):
             for row in rows:
                 for key, value in row.metrics.items():
                     if type(value) is float or type(value) is int:
-                        values[key].add(value)
-        result[group] = {key: numbers.summary() for key, numbers in values.items()}
+                        numbers.setdefault(key, _Numbers()).add(value)
+        result[group] = {key: of_key.summary() for key, of_key in numbers.items()}
     return result
 
 
@@ -170,6 +182,37 @@ def records(session: Session, trial_id: int, *, kind: str | None = None, run_id:
     if run_id is not None:
         statement = statement.where(Record.run_id == run_id)
     return session.scalars(statement.order_by(Record.run_id, Record.restart, Record.rank, Record.seq)).all()
+
+
+def writers(session: Session, trial_id: int) -> Sequence[Writer]:
+    """Return the writers of a trial."""
+    return session.scalars(select(Writer).where(Writer.trial_id == trial_id)).all()
+
+
+def superseded_from(every: Iterable[Writer], group: str) -> Limits:
+    """Return the step from which on the rows of each attempt in a group are superseded, by all writers of a trial."""
+    limits: dict[Attempt, int] = {}
+    if group in SYSTEM:
+        return limits
+    limit = NO_STEP  # set by the attempts after the current one, and not by its own other ranks
+    newest_first = sorted(every, key=attrgetter("attempt"), reverse=True)
+    for attempt, ranks in groupby(newest_first, key=attrgetter("attempt")):
+        limits[attempt] = limit
+        limit = min(limit, *(_begins(writer, group) for writer in ranks))
+    return limits
+
+
+def _begins(writer: Writer, group: str) -> int:
+    """Return the step from which on a writer supersedes earlier attempts in a group; NO_STEP if it does not."""
+    begins = NO_STEP if writer.restored is None else writer.restored + 1
+    for name, reported in writer.steps.items():
+        if name in SYSTEM:
+            continue
+        if writer.rank == REPORTED:
+            begins = min(begins, reported.low if name == group else reported.low + 1)
+        elif name == group:
+            begins = min(begins, reported.first)
+    return begins
 
 
 @dataclass
@@ -186,11 +229,7 @@ class _Numbers:
     def add(self, value: float) -> None:
         self.count += 1
         self.last = value
-        try:
-            is_finite = isfinite(value)
-        except OverflowError:  # an integer of over 308 digits
-            is_finite = False
-        if is_finite:
+        if abs(value) <= sys.float_info.max:  # an integer may have over 308 digits
             self.finite += 1
             self.sum += value
             self.low = min(self.low, value)
@@ -213,23 +252,20 @@ def _step_key(row: _Stored) -> Any:
     return row[0]
 
 
-def _shown(query: Query, rows: Sequence[_Stored]) -> list[MetricRow]:
+def _shown(group: str, rows: Sequence[_Stored], limits: Limits, *, superseded: bool = False) -> list[MetricRow]:
     """Return the rows of one step: one of each attempt, of which only the last may count."""
-    step, run, restart, *_ = place = Cursor(*rows[-1][:5])  # continuing after one is continuing after all of the step
-    if len(rows) == 1:
-        superseded = step != NO_STEP and step >= query.visible.beyond(query.group, (run, restart))
-        if superseded and not query.superseded:
-            return []
-        return [_merged(query.group, rows, superseded, place)]
+    cursor = Cursor(*rows[-1][:5])  # continuing after one is continuing after all of the step
     shown = []
     for attempt, stored in groupby(rows, key=itemgetter(1, 2)):
-        superseded = attempt != (run, restart) or step >= query.visible.beyond(query.group, attempt)
-        if query.superseded or not superseded:
-            shown.append(_merged(query.group, list(stored), superseded, place))
+        is_last = attempt == cursor[1:3]
+        counts = is_last and (cursor.step == NO_STEP or cursor.step < limits.get(attempt, NO_STEP))
+        if counts or superseded:
+            shown.append(_merged(group, list(stored), not counts, cursor))
     return shown
 
 
-def _merged(group: str, rows: Sequence[_Stored], superseded: bool, place: Cursor) -> MetricRow:
+def _merged(group: str, rows: Sequence[_Stored], superseded: bool, cursor: Cursor) -> MetricRow:
+    """Return the row of all ranks of an attempt at a step."""
     (step, run, _, _, _, time, text, batches), *others = rows
     metrics: dict[str, Any] = loads(text)
     for *_, text, more in others:
@@ -244,37 +280,17 @@ def _merged(group: str, rows: Sequence[_Stored], superseded: bool, place: Cursor
         time,
         run,
         superseded,
-        place,
+        cursor,
     )
 
 
-def _stored_rows(session: Session, query: Query, after: Cursor | None, newest_first: bool) -> Iterator[_Stored]:
-    """Yield rows as they are stored, by their key; newest first only those with a step."""
-    ordered = _ordered(query.batches, query.step is not None, newest_first)
-    conn = session.connection()
-    given = {"trial": query.trial_id, "group": query.group, "step": query.step, "rows": CHUNK_ROWS}
-    while True:
-        chunk = ordered
-        if after is not None:
-            compare = lt if newest_first else gt
-            chunk = ordered.where(compare(tuple_(*_KEY), tuple(after)))
-        rows = [tuple(row) for row in conn.execute(chunk, given)]
-        yield from rows
-        if len(rows) < CHUNK_ROWS:
-            return
-        after = Cursor(*rows[-1][:5])
-
-
-@cache
-def _ordered(batches: bool, one_step: bool, newest_first: bool) -> Select[Any]:
-    """Return the statement of the first rows of a trial's group; SQLAlchemy takes longer to build it than to run it."""
-    column = _M.batch_metrics if batches else null().label("batch_metrics")
-    chosen = select(*_KEY, _M.time, _M.metrics, column)
-    chosen = chosen.where(_M.trial_id == bindparam("trial"), _M.grp == bindparam("group"))
-    if one_step:
-        chosen = chosen.where(_M.step == bindparam("step"))
-    order: list[Any] = list(_KEY)
-    if newest_first:
-        chosen = chosen.where(_M.step < NO_STEP)
-        order = [key.desc() for key in _KEY]
-    return chosen.order_by(*order).limit(bindparam("rows"))
+def _stored_rows(
+    session: Session, trial_id: int, group: str, *, batches: bool = False, after: Cursor, last: int = NO_STEP
+) -> Iterator[_Stored]:
+    """Yield rows by their key, up to those of the step ``last``; no more than a chunk of them is in memory."""
+    place = {f"after_{name}": value for name, value in after._asdict().items()}
+    given = {"trial": trial_id, "group": group, "batches": batches, "last": last, **place}
+    # PostgreSQL's driver would fetch all rows at once; SQLite's fetches them one by one in any case.
+    options = {"stream_results": True, "max_row_buffer": CHUNK_ROWS}
+    with session.connection().execute(_ROWS, given, execution_options=options) as result:
+        yield from result

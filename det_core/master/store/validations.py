@@ -6,29 +6,25 @@ or supersede others, and otherwise from all rows. So lists of trials are filtere
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf, isnan
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, bindparam, func, select, tuple_, union_all, update
+from sqlalchemy import ColumnElement, Select, bindparam, func, select, union_all
 from sqlalchemy.orm import Session
 
 from det_core._json import is_number
-from det_core.master.store import _writers, series
-from det_core.master.store._writers import Visible, Writer
-from det_core.master.store.models import Experiment, Metric, Trial
-from det_core.master.store.series import MetricRow, Query
+from det_core.master.store import series
+from det_core.master.store.models import NO_STEP, Experiment, Metric, Trial, Writer
+from det_core.master.store.series import MetricRow
 
 VALIDATION = "validation"
 """Metric group of validations."""
 _T = Trial.__table__.c
 _M = Metric.__table__.c
-_W = Writer.__table__.c
-_NOTHING_SUPERSEDED = Visible([])
 BY_ID: list[ColumnElement[Any]] = [_T.id.asc()]
 """Order of trials by their IDs."""
 
@@ -49,34 +45,10 @@ def _latest_and_best_statement() -> Select[Any]:
     return select(union).order_by(both.id, both.step, both.run_id, both.restart, both.rank, both.seq)
 
 
-def _reported_statement() -> Select[Any]:
-    """Return the statement of a trial's columns, and of whether it has later and earlier attempts."""
-    attempt = tuple_(_W.run_id, _W.restart)
-    given = tuple_(bindparam("run"), bindparam("restart"))
-    of_trial = select(_W.trial_id).where(_W.trial_id == bindparam("trial"))
-    later = of_trial.where(attempt > given).exists()
-    earlier = of_trial.where(attempt < given).exists()
-    columns = (_T.steps, _T.latest_step, _T.best_step, _T.best, _T.experiment_id)
-    return select(*columns, later, earlier).where(_T.id == bindparam("trial"))
-
-
 # Built once: SQLAlchemy takes longer to build them than the database to answer.
 _LATEST_AND_BEST = _latest_and_best_statement()
-_REPORTED = _reported_statement()
-_SET = (
-    update(Trial)
-    .where(_T.id == bindparam("trial"))
-    .values({name: bindparam(name) for name in ("steps", "latest_step", "best_step", "best")})
-)
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Validation of a trial, and the value of one metric in it."""
-
-    trial_id: int
-    value: float
-    row: MetricRow
+_ATTEMPTS = select(Writer.run_id, Writer.restart).where(Writer.trial_id == bindparam("trial")).distinct()
+_CONFIG = select(Experiment.config).where(Experiment.id == bindparam("experiment"))
 
 
 class BestTrial(NamedTuple):
@@ -102,6 +74,20 @@ class Columns:
     best_step: int | None = None
     best: float | None = None
 
+    def after(self, row: MetricRow, metric: str, smaller_is_better: bool) -> Columns:
+        """Return the columns after a validation; one without a step changes nothing."""
+        step = row.steps_completed
+        if step is None:
+            return self
+        columns = replace(self, latest_step=max(self.latest_step or 0, step))
+        value = number(row.metrics, metric)
+        if value is None:
+            return columns
+        place = _rank(value, step, smaller_is_better)
+        if self.best_step is None or place < _rank(_value(self.best), self.best_step, smaller_is_better):
+            return replace(columns, best_step=step, best=None if isnan(value) else value)
+        return columns
+
 
 def number(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return the number of a name, or at its dotted path, or None."""
@@ -121,35 +107,47 @@ def number(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def follow(
-    session: Session, writer: Writer, *, starts_changed: bool, highest: int | None, validated: AbstractSet[int]
+    session: Session, writer: Writer, steps: Collection[int], validated: Collection[int], *, starts_changed: bool
 ) -> None:
     """Set the columns of a trial after reports.
 
     Args:
         session: Session that writes.
-        writer: Writer of the reports, already stored.
-        starts_changed: Whether :meth:`Writer.starts` changed with them.
-        highest: Largest step that was reported, or None.
+        writer: Writer of the reports, which are stored.
+        steps: Steps of the reports.
         validated: Steps of the validations among them.
+        starts_changed: Whether it supersedes earlier attempts from other steps on than before.
     """
-    given = {"trial": writer.trial_id, "run": writer.run_id, "restart": writer.restart}
-    row = session.connection().execute(_REPORTED, given).one_or_none()
-    if row is None:
+    trial = session.get(Trial, writer.trial_id)
+    if trial is None:
         return
-    *stored, experiment_id, has_later, has_earlier = row
-    columns = Columns(*stored)
-    changed: Columns | None = None
-    if not has_later and not (has_earlier and starts_changed):
-        changed = _advanced(session, writer.trial_id, experiment_id, columns, highest, validated)
+    columns = Columns(trial.steps, trial.latest_step, trial.best_step, trial.best)
+    attempts = session.execute(_ATTEMPTS, {"trial": trial.id}).all()
+    is_last = max(attempts) <= writer.attempt
+    changed = None
+    if is_last and (not starts_changed or min(attempts) == writer.attempt):
+        changed = _advanced(session, trial, columns, steps, validated)
     if changed is None:
-        changed = _computed(session, writer.trial_id, *_objective(session, experiment_id))
-    if changed != columns:
-        _set(session, writer.trial_id, changed)
+        changed = compute(session, trial.id, *_objective(session, trial))
+    for name, value in vars(changed).items():
+        setattr(trial, name, value)
 
 
-def recompute(session: Session, trial_id: int, metric: str, *, smaller_is_better: bool) -> None:
-    """Set the columns of a trial from all its rows."""
-    _set(session, trial_id, _computed(session, trial_id, metric, smaller_is_better))
+def compute(session: Session, trial_id: int, metric: str, smaller_is_better: bool) -> Columns:
+    """Return the columns of a trial from all its rows."""
+    writers = series.writers(session, trial_id)
+    highest = 0
+    for group in {name for writer in writers for name in writer.steps}:
+        limits = series.superseded_from(writers, group)
+        for writer in writers:
+            if group in writer.steps:
+                limit = limits.get(writer.attempt, NO_STEP)
+                highest = max(highest, min(writer.steps[group].high, limit - 1))
+    columns = Columns(highest)
+    for rows in series.steps(session, trial_id, VALIDATION, series.superseded_from(writers, VALIDATION)):
+        for row in rows:
+            columns = columns.after(row, metric, smaller_is_better)
+    return columns
 
 
 def best_trials(session: Session, experiment_ids: Sequence[int], *, smaller_is_better: bool) -> dict[int, BestTrial]:
@@ -196,75 +194,33 @@ def latest_and_best(session: Session, trial_ids: Sequence[int]) -> tuple[dict[in
     return latest, best
 
 
-def of_trial(session: Session, trial_id: int, metric: str) -> list[Validation]:
-    """Return the validations of a trial that count and have ``metric``, by step."""
-    query = Query(trial_id, VALIDATION, Visible(_writers.of_trial(session, trial_id)))
-    return _with_metric(trial_id, metric, (row for rows in series.steps(session, query) for row in rows))
-
-
-def _with_metric(trial_id: int, metric: str, rows: Iterable[MetricRow]) -> list[Validation]:
-    found = [(row, number(row.metrics, metric)) for row in rows if row.steps_completed is not None]
-    return [Validation(trial_id, value, row) for row, value in found if value is not None]
+def of_trial(session: Session, trial_id: int, metric: str) -> list[tuple[MetricRow, float]]:
+    """Return the validations of a trial that count and have ``metric``, by step, each with its value."""
+    rows = series.read(session, trial_id, VALIDATION, limit=None)
+    values = [(row, number(row.metrics, metric)) for row in rows if row.steps_completed is not None]
+    return [(row, value) for row, value in values if value is not None]
 
 
 def _advanced(
-    session: Session,
-    trial_id: int,
-    experiment_id: int,
-    columns: Columns,
-    highest: int | None,
-    validated: AbstractSet[int],
+    session: Session, trial: Trial, columns: Columns, steps: Collection[int], validated: Collection[int]
 ) -> Columns | None:
     """Return the columns after reports that only supersede rows of their own steps; None if more must be read."""
-    steps = max(columns.steps, highest or 0)
+    columns = replace(columns, steps=max([columns.steps, *steps]))
     if not validated:
-        return Columns(steps, columns.latest_step, columns.best_step, columns.best)
-    metric, smaller_is_better = _objective(session, experiment_id)
-    latest_step = max(validated | {columns.latest_step or 0})
-    best_step = columns.best_step
-    best = columns.best
+        return columns
+    metric, smaller_is_better = _objective(session, trial)
     for step in sorted(validated):
-        # Other ranks may have reported this step too.
-        ((row,),) = series.steps(session, Query(trial_id, VALIDATION, _NOTHING_SUPERSEDED, step=step))
+        (row,) = series.step_rows(session, trial.id, VALIDATION, step)  # other ranks may have reported it too
         value = number(row.metrics, metric)
-        if step == best_step:
-            if value is None or (_value(best) != value and not (isnan(value) and best is None)):
-                return None  # what was best has another value now
-        elif value is not None:
-            mine = _rank(value, step, smaller_is_better)
-            if best_step is None or mine < _rank(_value(best), best_step, smaller_is_better):
-                best_step = step
-                best = _column(value)
-    return Columns(steps, latest_step, best_step, best)
+        if step == columns.best_step and (value is None or repr(value) != repr(_value(columns.best))):
+            return None  # the best has another value now
+        columns = columns.after(row, metric, smaller_is_better)
+    return columns
 
 
-def _computed(session: Session, trial_id: int, metric: str, smaller_is_better: bool) -> Columns:
-    """Return the columns of a trial from all its rows."""
-    writers = _writers.of_trial(session, trial_id)
-    visible = Visible(writers)
-    highs = [
-        min(steps.high, visible.beyond(name, writer.attempt) - 1)
-        for writer in writers
-        for name, steps in writer.groups.items()
-        if steps.high is not None
-    ]
-    rows = [row for rows in series.steps(session, Query(trial_id, VALIDATION, visible)) for row in rows]
-    counted = [row.steps_completed for row in rows if row.steps_completed is not None]
-    found = [(v.value, v.row.steps_completed or 0) for v in _with_metric(trial_id, metric, rows)]
-    best, best_step = min(found, key=lambda v: _rank(v[0], v[1], smaller_is_better), default=(None, None))
-    return Columns(max(highs, default=0), max(counted, default=None), best_step, _column(best))
-
-
-def _set(session: Session, trial_id: int, columns: Columns) -> None:
-    session.connection().execute(_SET, {"trial": trial_id, **vars(columns)})
-
-
-_CONFIG = select(Experiment.config).where(Experiment.id == bindparam("experiment"))  # built once
-
-
-def _objective(session: Session, experiment_id: int) -> tuple[str, bool]:
-    """Return the searched metric of an experiment, and whether smaller values are better."""
-    config = session.connection().execute(_CONFIG, {"experiment": experiment_id}).scalar_one()
+def _objective(session: Session, trial: Trial) -> tuple[str, bool]:
+    """Return the searched metric of a trial, and whether smaller values are better."""
+    config = session.connection().execute(_CONFIG, {"experiment": trial.experiment_id}).scalar_one()
     searcher = config.get("searcher") or {}
     return str(searcher.get("metric", "")), bool(searcher.get("smaller_is_better", True))
 
@@ -275,13 +231,6 @@ def _rank(value: float, step: int, smaller_is_better: bool) -> tuple[bool, float
     if not smaller_is_better:
         value = -value
     return False, value, step
-
-
-def _column(value: float | None) -> float | None:
-    """Return a value as a row's ``best`` keeps it: NaN as NULL, for SQLite knows no NaN."""
-    if value is None or isnan(value):
-        return None
-    return value
 
 
 def _value(best: float | None) -> float:

@@ -48,11 +48,13 @@ def _fill_columns(conn: sa.Connection) -> None:
     from det_core.master.store import validations
 
     experiments = sa.table("experiments", sa.column("id"), sa.column("config"))
-    trials = sa.table("trials", sa.column("id"), sa.column("experiment_id"))
+    names = ("id", "experiment_id", "steps", "latest_step", "best_step", "best")
+    trials = sa.table("trials", *map(sa.column, names))
     session = Session(conn)
     for experiment_id, config in conn.execute(sa.select(experiments)).all():
         spec = Experiment(json.loads(config))
         for trial_id in (
             conn.execute(sa.select(trials.c.id).where(trials.c.experiment_id == experiment_id)).scalars().all()
         ):
-            validations.recompute(session, trial_id, spec.metric, smaller_is_better=spec.smaller_is_better)
+            columns = validations.compute(session, trial_id, spec.metric, spec.smaller_is_better)
+            conn.execute(sa.update(trials).where(trials.c.id == trial_id).values(vars(columns)))
