@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import orjson
 from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
@@ -28,6 +27,7 @@ from det_core.master.api._types import (
     Timestamp,
     TrialId,
     done,
+    encode_line,
 )
 from det_core.master.engines import ID_PATTERN, LineFilter, LogLine
 from det_core.master.service._logs import CURSOR_PATTERN, LogCursor, LogQuery, append_sent, open_log
@@ -131,7 +131,7 @@ async def _send_log(request: Request, reader: LogReader, limit: int = 0, *, has_
         shapes = [{**encode(line), "message": line.log} for line in lines]
         if shapes and has_cursor:
             shapes[-1]["cursor"] = str(reader.cursor)
-        return b"".join(orjson.dumps({"result": shape}, option=orjson.OPT_APPEND_NEWLINE) for shape in shapes)
+        return b"".join(map(encode_line, shapes))
 
     # Before the answer begins, as an error then has a status of its own.
     first = await read(0.0)

@@ -141,6 +141,14 @@ def test_metrics_come_in_pages_without_the_superseded(master: Running) -> None:
     assert master.ask("GET", "trials/metrics/trial_metrics").status == 400
 
 
+def test_lines_are_ascii_so_that_a_reader_splits_them_at_line_feeds_alone(master: Running) -> None:
+    spec = master.a_trial()
+    master.ask("POST", "task/logs", lines(spec, "a\u2028b\x85c\n"))
+    answer = master.ask("GET", f"trials/{spec.trial_id}/logs")
+    assert answer.text.isascii()
+    assert [line["log"] for line in answer.lines] == ["a\u2028b\x85c\n"]
+
+
 def test_a_log_of_nothing_is_404(master: Running) -> None:
     assert master.ask("GET", "trials/99999/logs?follow=true").status == 404
     assert master.ask("GET", "tasks/99999.x/logs").status == 404
