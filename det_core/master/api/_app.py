@@ -9,10 +9,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import det_core
+from det_core._json import dump
 from det_core.errors import StoreConflict, StoreError
 from det_core.master._errors import MasterError
 from det_core.master.api import _checkpoints, _experiments, _logs, _master, _metrics, _trials
@@ -121,7 +122,7 @@ def _refusal(request: Request, status: int, code: int, text: str, headers: Mappi
     body: dict[str, Any] = {"message": text}
     if request.url.path.startswith("/api/"):
         body = {"error": {"code": code, "reason": _REASONS.get(code, "Unknown"), "error": text}}
-    return JSONResponse(body, status, sent)
+    return Response(dump(body), status, sent, "application/json")
 
 
 def _explain(errors: Iterable[Any]) -> str:
