@@ -163,7 +163,7 @@ class Bench:
         """Create an experiment; returns its id."""
         text = json.dumps(config_of(searcher, **config))
         created = await _create.create_experiment(self.service, text)
-        return created["experiment"].id
+        return created.id
 
     async def log(self, trial_id: int, **query: Any) -> list[LogView]:
         """Return lines of a trial's log, by the fields of a LogQuery."""

@@ -69,4 +69,4 @@ class Method:
 
     async def create(self, b: Bench) -> int:
         """Create an experiment with it; return its ID."""
-        return (await b.do(lambda s: _create.create_experiment(s, config_of(CUSTOM), self.context)))["experiment"].id
+        return (await b.do(lambda s: _create.create_experiment(s, config_of(CUSTOM), self.context))).id

@@ -42,7 +42,6 @@ from det_core.master.service import _checkpoints, _continue, _create, _queries, 
 from det_core.protocol.wire import encode
 
 if TYPE_CHECKING:
-    from det_core.master.service._create import CreatedView
     from det_core.protocol.records import ExperimentView
 
 routes = Routes("experiments")
@@ -342,6 +341,6 @@ def _reply(view: ExperimentView) -> dict[str, Any]:
     return {"experiment": _shape(view), "config": view.config}
 
 
-def _answer_created(created: CreatedView) -> Response:
+def _answer_created(created: ExperimentView) -> Response:
     # ``warnings`` are the contract's codes, of which there are none; ``configWarnings`` are lines for people.
-    return answer({**_reply(created["experiment"]), "warnings": [], "configWarnings": created["warnings"]})
+    return answer({**_reply(created), "warnings": [], "configWarnings": created.warnings})

@@ -209,8 +209,12 @@ async def put_trial(
 ) -> Response:
     """Return the trial of an external ID, created if there is none; it may have begun before."""
     wanted = create_trial_request
-    view = await _unmanaged.put_trial(
-        service, wanted.experiment_id, external_trial_id, wanted.hparams, start_time=start_time
+    view = await _unmanaged.create_trial(
+        service,
+        wanted.experiment_id,
+        wanted.hparams,
+        external_id=external_trial_id,
+        start_time=start_time,
     )
     return answer({"trial": trial_shape(view)})
 

@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
@@ -38,13 +39,6 @@ if TYPE_CHECKING:
     from det_core.protocol.records import ExperimentView
 
 
-class CreatedView(TypedDict):
-    """A new experiment, or with ``validate_only`` one of ID 0, and the warnings of its configuration."""
-
-    experiment: ExperimentView
-    warnings: list[str]
-
-
 async def create_experiment(
     service: ServiceState,
     config: str | Mapping[str, Any],
@@ -56,8 +50,8 @@ async def create_experiment(
     parent_id: int | None = None,
     external_id: str | None = None,
     overrides: Sequence[str] = (),
-) -> CreatedView:
-    """Create an experiment.
+) -> ExperimentView:
+    """Create an experiment and return it; with ``validate_only`` it has ID 0.
 
     Args:
         service: State of the service.
@@ -76,11 +70,10 @@ async def create_experiment(
         Conflict: If another experiment has this external ID.
     """
     drafted = await draft(service, config, context, overrides, unmanaged=unmanaged, keep=not validate_only)
-    warnings = list(drafted.spec.warnings)
     if validate_only:
-        return CreatedView(experiment=_show.drafted(drafted.spec), warnings=warnings)
+        return _show.drafted(drafted.spec)
     number = await record(service, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
-    return CreatedView(experiment=await _queries.experiment(service, number), warnings=warnings)
+    return await _queries.experiment(service, number)
 
 
 async def put_experiment(
@@ -90,7 +83,7 @@ async def put_experiment(
     *,
     unmanaged: bool = True,
     start_time: float | None = None,
-) -> CreatedView:
+) -> ExperimentView:
     """Return the experiment with an external ID, created if it does not exist.
 
     Args:
@@ -104,27 +97,22 @@ async def put_experiment(
         Invalid: If the configuration has errors.
         Conflict: If the experiment was deleted.
     """
-    made = await _get_or_create(service, external_id, config, unmanaged)
-    if start_time is None or not made["experiment"].unmanaged:
-        return made
-    number = made["experiment"].id
-    await service.store.write(lambda session: change(session, models.Experiment, number, start_time=start_time))
-    return CreatedView(experiment=await _queries.experiment(service, number), warnings=made["warnings"])
 
+    def find(session: Session) -> models.Experiment | None:
+        return experiments.by_external_id(session, external_id)
 
-async def _get_or_create(
-    service: ServiceState, external_id: str, config: str | Mapping[str, Any], unmanaged: bool
-) -> CreatedView:
-    row = await service.store.read(lambda session: experiments.by_external_id(session, external_id))
+    row = await service.store.read(find)
     if row is None:
-        try:
-            return await create_experiment(service, config, unmanaged=unmanaged, external_id=external_id)
-        except Conflict:  # another request has just created it
-            row = await service.store.read(lambda session: experiments.by_external_id(session, external_id))
+        with suppress(Conflict):  # another request has just created it
+            await create_experiment(service, config, unmanaged=unmanaged, external_id=external_id)
+        row = await service.store.read(find)
     # The name stays taken: a script that comes back must not begin anew unnoticed.
-    if row is None or row.state == "DELETED":
+    if row is None or row.state == State.DELETED:
         raise Conflict(f"the experiment of the external id {external_id!r} was deleted; choose another one")
-    return CreatedView(experiment=await _queries.experiment(service, row.id), warnings=list(row.warnings))
+    number = row.id
+    if start_time is not None and row.unmanaged:
+        await service.store.write(lambda session: change(session, models.Experiment, number, start_time=start_time))
+    return await _queries.experiment(service, number)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Row, func, select
 
 from det_core import _clock
 from det_core.config import Experiment
-from det_core.master.scheduler import ExitKind, Losses, State
+from det_core.master.scheduler import ExitKind, State
 from det_core.master.service import _facts, _operations, _retention, _search, _trials, _unmanaged
 from det_core.master.service._actor import Actor
 from det_core.master.service._allocations import schedule
@@ -22,12 +21,9 @@ from det_core.master.service._runner import Runner
 from det_core.master.service._search_workers import SearchWorker, has_worker, is_over, prepare_worker, recall
 from det_core.master.service._tickets import EventListener
 from det_core.master.store import experiments, models, searcher_events, trials
-from det_core.search import Search, Started, event_from_dict
+from det_core.search import Started, event_from_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sqlalchemy import Row
     from sqlalchemy.orm import Session
 
     from det_core.master.service._state import ServiceState
@@ -68,80 +64,61 @@ async def stop(service: ServiceState) -> None:
         await asyncio.to_thread(threads.shutdown)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Stored state of an experiment that has not ended.
-
-    Attributes:
-        row: Its row.
-        known: Names of all its trials; most of a long search have ended.
-        warm_start: Checkpoint that its trials start from, or None.
-        trials: Those that have not ended.
-        operations: Operations of these, by trial.
-        losses: Losses of these, by trial.
-        events: Events of its search.
-    """
-
-    row: models.Experiment
-    known: set[str]
-    warm_start: str | None
-    trials: Sequence[models.Trial]
-    operations: dict[int, list[models.Operation]]
-    losses: dict[int, Losses]
-    events: Sequence[Row[Any]]
+Kept = tuple[LiveExperiment, Sequence[Row[Any]]]
+"""An experiment that has not ended, without its search, and the events of that."""
 
 
 def _read(session: Session) -> tuple[list[Kept], Sequence[models.Allocation], int, int]:
     rows = [row for row in experiments.find(session, states=GOING_ON)[0] if not row.unmanaged]
-    kept = [_read_one(session, row) for row in rows]
+    kept = [(_read_one(session, row), searcher_events.after(session, row.id)) for row in rows]
     last_experiment = session.scalar(select(func.max(models.Experiment.id))) or 0
     last_trial = session.scalar(select(func.max(models.Trial.id))) or 0
     return kept, trials.running_allocations(session), last_experiment, last_trial
 
 
-def _read_one(session: Session, row: models.Experiment) -> Kept:
+def _read_one(session: Session, row: models.Experiment) -> LiveExperiment:
     trial = models.Trial
     operation = models.Operation
     allocation = models.Allocation
-    named = session.execute(
-        select(trial.request_id, trial.warm_start).where(trial.experiment_id == row.id).order_by(trial.id)
-    ).all()
+    experiment = LiveExperiment(row, Experiment(row.config, row.warnings))
+    # Most trials of a long search have ended: these are no objects.
+    named = select(trial.request_id, trial.warm_start).where(trial.experiment_id == row.id).order_by(trial.id)
+    for name, warm_start in session.execute(named):
+        if not experiment.known:
+            experiment.warm_start = warm_start
+        experiment.known.add(name)
+    found: dict[int, LiveTrial] = {}
+    for one in trials.of_experiment(session, row.id, states=GOING_ON):
+        stopped = one.state == State.STOPPING_COMPLETED and experiment.alive
+        experiment.trials[one.request_id] = found[one.id] = LiveTrial(one, experiment, stopped=stopped)
     live = (trial.experiment_id == row.id) & trial.state.in_(GOING_ON)
-    operations: defaultdict[int, list[models.Operation]] = defaultdict(list)
     for given in session.scalars(select(operation).join(trial).where(live).order_by(operation.ordinal)):
-        operations[given.trial_id].append(given)
-    losses: defaultdict[int, Losses] = defaultdict(Losses)
+        found[given.trial_id].operations.append(given)
     ends = select(allocation.trial_id, allocation.exit_kind, allocation.latest_checkpoint).join(trial)
     ended = ends.where(live, allocation.exit_kind.is_not(None)).order_by(allocation.run_id)
     for trial_id, kind, start in session.execute(ended):
-        losses[trial_id].note(ExitKind(kind), start)
-    return Kept(
-        row=row,
-        known={name for name, _ in named},
-        warm_start=named[0].warm_start if named else None,
-        trials=trials.of_experiment(session, row.id, states=GOING_ON),
-        operations=operations,
-        losses=losses,
-        events=searcher_events.after(session, row.id),
-    )
+        found[trial_id].losses.note(ExitKind(kind), start)
+    return experiment
 
 
 async def reload(service: ServiceState) -> None:
     """Replace the live state by that of the store: what is not stored has not happened."""
     kept, running, last_experiment, last_trial = await service.store.read(_read)
     # One that cannot be made again ends its own experiment, not the start of the master.
-    searches = [await _recall_safely(service, one) for one in kept]
+    for experiment, events in kept:
+        await _recall_safely(service, experiment, events)
     # From here on nothing waits, so that nobody sees half of it.
     before = service.live
     live = Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
     service.live = live
-    for one, search in zip(kept, searches, strict=True):
-        live.experiments[one.row.id] = _experiment(service, one, search)
+    for experiment, _ in kept:
+        live.experiments[experiment.id] = experiment
+        live.trials |= {trial.id: trial for trial in experiment.trials.values()}
     for row in running:
         _allocation(service, row, before.allocations.get(row.id))
+    for trial in live.trials.values():
+        _trials.enqueue(service, trial)
     for experiment in live.experiments.values():
-        for trial in experiment.trials.values():
-            _trials.enqueue(service, trial)
         live.touch(experiment)
         if isinstance(experiment.search, SearchWorker) and experiment.alive:
             _search.employ(service, experiment.id, experiment.search)
@@ -151,45 +128,26 @@ async def reload(service: ServiceState) -> None:
             worker.stop()
 
 
-async def _recall_safely(service: ServiceState, kept: Kept) -> Search | SearchWorker | str:
-    """Return a search as it was, or why it cannot be made again. That of a worker replays later, by itself."""
-    row = kept.row
-    spec = Experiment(row.config)
-    worker = service.workers.get(row.id)
+async def _recall_safely(service: ServiceState, experiment: LiveExperiment, events: Sequence[Row[Any]]) -> None:
+    """Give an experiment its search as it was, or note why not. That of a worker replays later, by itself."""
+    worker = service.workers.get(experiment.id)
     try:
-        if not has_worker(spec):
-            return await asyncio.to_thread(recall, spec, kept.events)
+        if not has_worker(experiment.spec):
+            experiment.search = await asyncio.to_thread(recall, experiment.spec, events)
         # A worker that lives keeps its search: it replays nothing, and its process is not started again.
-        if worker is None or worker.is_stopped:
-            worker = await prepare_worker(service, spec, row.context)
-            worker.over = any(is_over(event) for event in kept.events)
-        return worker
+        elif worker is None or worker.is_stopped:
+            worker = await prepare_worker(service, experiment.spec, experiment.row.context)
+            worker.over = any(is_over(event) for event in events)
     except Exception as e:
-        LOG.error("experiment %d: its search cannot be made again: %s", row.id, e)
-        return f"its search cannot be made again from what is kept: {e}"
-
-
-def _experiment(service: ServiceState, kept: Kept, search: Search | SearchWorker | str) -> LiveExperiment:
-    row = kept.row
-    spec = Experiment(row.config, row.warnings)
-    experiment = LiveExperiment(row, spec, None, known=kept.known, warm_start=kept.warm_start)
-    if isinstance(search, str):
-        experiment.broken = search
-    else:
-        experiment.search = search
-    if isinstance(search, SearchWorker):
-        experiment.unanswered.extend(event_from_dict(event.event) for event in kept.events if event.actions is None)
+        LOG.error("experiment %d: its search cannot be made again: %s", experiment.id, e)
+        experiment.broken = f"its search cannot be made again from what is kept: {e}"
+        return
+    if worker is not None:
+        experiment.search = worker
+        experiment.unanswered.extend(event_from_dict(event.event) for event in events if event.actions is None)
     # As after a continue, which has the search of a single trial begin anew.
-    if not kept.events and experiment.alive:
+    if not events and experiment.alive:
         experiment.pending.append(Started())
-    for trial in kept.trials:
-        _trials.adopt(service, _trial(experiment, trial, kept))
-    return experiment
-
-
-def _trial(experiment: LiveExperiment, row: models.Trial, kept: Kept) -> LiveTrial:
-    stopped = row.state == State.STOPPING_COMPLETED and experiment.alive
-    return LiveTrial(row, experiment, kept.operations[row.id], stopped, kept.losses[row.id])
 
 
 def _allocation(service: ServiceState, row: models.Allocation, before: LiveAllocation | None) -> None:

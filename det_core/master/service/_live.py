@@ -175,7 +175,7 @@ class LiveExperiment:
 
     row: models.Experiment
     spec: Experiment
-    search: Search | SearchWorker | None
+    search: Search | SearchWorker | None = None
     trials: dict[str, LiveTrial] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
     pending: deque[Event] = field(default_factory=deque)

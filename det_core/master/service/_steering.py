@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from det_core.master.service._actor import Transaction
-    from det_core.master.service._live import LiveExperiment
+    from det_core.master.service._live import LiveExperiment, LiveTrial
     from det_core.master.service._state import ServiceState
     from det_core.protocol.records import ExperimentView
 
@@ -31,20 +31,15 @@ async def pause(service: ServiceState, experiment_id: int) -> None:
         NotFound: If the experiment does not exist.
         WrongState: If it has ended, is about to end, or is unmanaged.
     """
-    await know_experiment(service, experiment_id)
-    await service.actor.do(lambda tx: _pause(service, tx, live_experiment(service, experiment_id)))
 
-
-def _pause(service: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
-    if _stays(experiment, State.PAUSED):
-        return
-    _set(tx, experiment, State.PAUSED)
-    for trial in list(experiment.trials.values()):
-        if trial.state is State.ACTIVE:
+    def command(tx: Transaction) -> None:
+        for trial in _switch(service, tx, experiment_id, State.PAUSED):
             _trials.dequeue(service, trial)
-            _trials.set_state(tx, trial, State.PAUSED)
             if trial.allocation is not None:
                 _allocations.ask_to_stop(service, tx, trial.allocation, "its experiment was paused")
+
+    await know_experiment(service, experiment_id)
+    await service.actor.do(command)
 
 
 async def activate(service: ServiceState, experiment_id: int) -> None:
@@ -54,34 +49,33 @@ async def activate(service: ServiceState, experiment_id: int) -> None:
         NotFound: If the experiment does not exist.
         WrongState: If it has ended, is about to end, or is unmanaged.
     """
-    await know_experiment(service, experiment_id)
-    await service.actor.do(lambda tx: _activate(service, tx, live_experiment(service, experiment_id)))
 
-
-def _activate(service: ServiceState, tx: Transaction, experiment: LiveExperiment) -> None:
-    if _stays(experiment, State.ACTIVE):
-        return
-    _set(tx, experiment, State.ACTIVE)
-    for trial in list(experiment.trials.values()):
-        if trial.state is State.PAUSED:
-            _trials.set_state(tx, trial, State.ACTIVE)
+    def command(tx: Transaction) -> None:
+        for trial in _switch(service, tx, experiment_id, State.ACTIVE):
             _trials.enqueue(service, trial)
 
+    await know_experiment(service, experiment_id)
+    await service.actor.do(command)
 
-def _stays(experiment: LiveExperiment, state: State) -> bool:
-    """Return whether an experiment is in a state already.
+
+def _switch(service: ServiceState, tx: Transaction, experiment_id: int, state: State) -> list[LiveTrial]:
+    """Change an experiment to ACTIVE or PAUSED, with its trials in the other state; return these.
 
     Raises:
         WrongState: If it is about to end.
     """
+    experiment = live_experiment(service, experiment_id)
     if not experiment.alive:
-        raise WrongState(f"experiment {experiment.id} is about to end ({experiment.state})")
-    return experiment.state is state
-
-
-def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
+        raise WrongState(f"experiment {experiment_id} is about to end ({experiment.state})")
+    if experiment.state is state:
+        return []
+    other = experiment.state
     tx.change(experiment.row, state=state.value)
-    tx.publish(("experiment", experiment.id))
+    tx.publish(("experiment", experiment_id))
+    trials = [trial for trial in experiment.trials.values() if trial.state is other]
+    for trial in trials:
+        _trials.set_state(tx, trial, state)
+    return trials
 
 
 async def cancel(service: ServiceState, experiment_id: int) -> None:

@@ -46,40 +46,26 @@ _RANKS = [State.PAUSED, State.CANCELED, State.ERROR, State.COMPLETED, State.ACTI
 
 
 async def create_trial(
-    service: ServiceState, experiment_id: int, hparams: Mapping[str, Any], *, external_id: str | None = None
-) -> TrialView:
-    """Create a trial of an unmanaged experiment and return it.
-
-    Raises:
-        NotFound: If the experiment does not exist.
-        WrongState: If it is managed.
-    """
-    return await _queries.trial(service, await _create(service, experiment_id, hparams, external_id))
-
-
-async def put_trial(
     service: ServiceState,
     experiment_id: int,
-    external_id: str,
     hparams: Mapping[str, Any],
     *,
+    external_id: str | None = None,
     start_time: float | None = None,
 ) -> TrialView:
-    """Return the trial with an external ID, created if it does not exist; ``start_time``: when its training began.
+    """Create a trial of an unmanaged experiment and return it; there is one of each external ID.
+
+    Args:
+        service: State of the service.
+        experiment_id: Experiment.
+        hparams: Hyperparameters of a new one.
+        external_id: ID chosen by the caller, or None.
+        start_time: When its training began, if that was before now.
 
     Raises:
         NotFound: If the experiment does not exist.
         WrongState: If it is managed.
     """
-    number = await _create(service, experiment_id, hparams, external_id)
-    if start_time is not None:
-        await service.store.write(lambda session: change(session, models.Trial, number, start_time=start_time))
-    return await _queries.trial(service, number)
-
-
-async def _create(
-    service: ServiceState, experiment_id: int, hparams: Mapping[str, Any], external_id: str | None
-) -> int:
     row = await experiment_row(service, experiment_id)
     if not row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is managed: its search creates its trials")
@@ -107,13 +93,14 @@ async def _create(
             last_activity=now,
         )
         made.append(trial)
-        if trial.last_activity != now:  # it stood already
-            change(session, models.Trial, trial.id, last_activity=now)
+        trial.last_activity = now
+        if start_time is not None:
+            trial.start_time = start_time
         _follow(session, experiment_id, State(trial.state))
 
     await service.actor.do(command)
     service.subscriptions.publish(("trial", made[-1].id), ("experiment", experiment_id))
-    return made[-1].id
+    return await _queries.trial(service, made[-1].id)
 
 
 async def start_trial(service: ServiceState, trial_id: int, *, resume: bool) -> StartView:

@@ -160,7 +160,7 @@ async def test_delete_is_refused_while_another_experiment_starts_from_a_checkpoi
         assert await b.ended(source) == "COMPLETED"
         (trial,) = await trials_of(s, source)
         heir = await _create.create_experiment(s, config_of({**SINGLE, "source_trial_id": trial.id}), activate=False)
-        number = heir["experiment"].id
+        number = heir.id
         with pytest.raises(WrongState, match=f"experiment {number} has not ended, and starts from its checkpoint"):
             await _retention.delete_experiment(s, source)
         assert (await _queries.experiment(s, source)).state == "COMPLETED"
@@ -199,8 +199,8 @@ async def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
     async with bench(tmp_path, train) as b:
         s = b.service
         created = await _create.create_experiment(s, config_of(SINGLE), activate=False, external_id="mine")
-        number = created["experiment"].id
-        assert created["experiment"].state == "PAUSED" and not b.engine.launched
+        number = created.id
+        assert created.state == "PAUSED" and not b.engine.launched
         with pytest.raises(Conflict, match="mine"):
             await _create.create_experiment(s, config_of(SINGLE), external_id="mine")
         for early in (_retention.delete_experiment, _continue.continue_experiment):

@@ -9,7 +9,8 @@ from typing import Any
 
 from det_core.master.engines import Moved, Notice, Ticket
 from det_core.master.scheduler import Phase
-from det_core.master.service import _queries, _tickets
+from det_core.master.service import _checkpoints, _queries, _tickets
+from det_core.master.store import models
 from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
 
@@ -38,6 +39,7 @@ async def test_moves_are_shown_and_kept_over_the_death_of_the_master(tmp_path: P
         b.engine.tell(Moved("1.unknown.1", Phase.QUEUED, ref="job 1"))
         b.engine.tell(Moved(ticket.allocation_id, Phase.QUEUED, "job 7: Priority", "job 7"))
         await state(b, "QUEUED")
+        storage = await _checkpoints.prepare_run(b.service, 1, {"type": "directory", "container_path": "/mnt/a"})
         b.engine.tell(Moved(ticket.allocation_id, Phase.STARTING, "0 of 2 nodes", nodes=2))
         await state(b, "STARTING")
         await b.die()
@@ -47,6 +49,8 @@ async def test_moves_are_shown_and_kept_over_the_death_of_the_master(tmp_path: P
             await state(b, "STARTING")
             await _tickets.EventListener(b.service).claim(ticket.allocation_id, node, ticket.code, f"runner {node}")
         await state(b, "RUNNING")
+        row = await b.store.read(lambda session: session.get(models.Allocation, ticket.allocation_id))
+        assert row is not None and row.facts["storage_id"] == storage, "a move does not forget it"
 
 
 async def test_notice_has_a_trial_save_and_run_again(tmp_path: Path) -> None:

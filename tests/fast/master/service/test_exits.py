@@ -93,7 +93,7 @@ async def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: in
 async def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tmp_path: Path) -> None:
     async with bench(tmp_path, train) as b:
         created = await _create.create_experiment(b.service, config_of(SINGLE, max_restarts=0), activate=False)
-        number = created["experiment"].id
+        number = created.id
         await b.die()
         await b.start(at=1, after=True)
         task = asyncio.create_task(_steering.activate(b.service, number))

@@ -207,7 +207,7 @@ async def test_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Pa
         (folder / "mine.py").write_text("import nothing_of_that_name")
         b.dying.dead.set()
         await b.revive()
-        number = created["experiment"].id
+        number = created.id
         assert await b.ended(number) == "ERROR"
         assert "nothing_of_that_name" in str((await _queries.experiment(b.service, number)).error)
         assert await b.ended(other) == "COMPLETED"

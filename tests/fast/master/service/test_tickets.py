@@ -99,7 +99,7 @@ async def test_allocation_that_is_not_ready_is_killed_and_never_claimed(tmp_path
 
 async def test_allocation_that_has_ended_is_not_claimed(tmp_path: Path) -> None:
     async with bench(tmp_path, train) as b:
-        number = (await _create.create_experiment(b.service, json.dumps(config_of(SINGLE))))["experiment"].id
+        number = (await _create.create_experiment(b.service, json.dumps(config_of(SINGLE)))).id
         assert await b.ended(number) == "COMPLETED"
         with pytest.raises(Fenced):
             await claim(b, b.engine.launched[0])

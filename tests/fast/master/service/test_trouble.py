@@ -42,7 +42,7 @@ class Refusing:
 
 async def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
     async with bench(tmp_path, train) as b:
-        number = (await _create.create_experiment(b.service, b_config(), activate=False))["experiment"].id
+        number = (await _create.create_experiment(b.service, b_config(), activate=False)).id
         Refusing(b.dying, 1)
         with pytest.raises(StoreError, match="disk is full"):  # answered 503: clients ask again
             await _steering.activate(b.service, number)
@@ -71,7 +71,7 @@ async def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path)
         good = [asyncio.create_task(_create.create_experiment(b.service, b_config())) for _ in range(3)]
         with pytest.raises(MasterError, match="a broken write"):
             await bad
-        numbers = [(await g)["experiment"].id for g in good]
+        numbers = [(await g).id for g in good]
         assert len(set(numbers)) == 3
         for number in numbers:
             assert await b.ended(number) == "COMPLETED"
@@ -115,6 +115,24 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_later(
         may_end.set()
         assert await b.ended(number) == "COMPLETED"
         assert refusing.left == 0
+
+
+async def test_decision_that_raises_is_logged_once_and_tried_with_growing_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_actor, "RETRY", 0.01)
+    times: list[float] = []
+
+    def command(tx: _actor.Transaction) -> None:
+        times.append(asyncio.get_running_loop().time())
+        if len(times) < 5:
+            raise ZeroDivisionError("a mistake of ours")
+
+    async with bench(tmp_path, train) as b:
+        b.service.actor.post(command)
+        await b.until(lambda: len(times) == 5)
+    assert times[-1] - times[0] > 0.01 * (1 + 2 + 4 + 8) - 0.01
+    assert caplog.text.count("Traceback") == 1
 
 
 async def test_deletion_that_meets_a_database_error_is_tried_again(tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ async def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
     async with bench(tmp_path, train) as b:
         s = b.service
         made = await asyncio.gather(*(_create.put_experiment(s, "E", CONFIG) for _ in range(3)))
-        assert len({c["experiment"].id for c in made}) == 1
-        number = made[0]["experiment"].id
-        trials = await asyncio.gather(*(_unmanaged.put_trial(s, number, "T", {"lr": 1}) for _ in range(3)))
+        assert len({c.id for c in made}) == 1
+        number = made[0].id
+        trials = await asyncio.gather(
+            *(_unmanaged.create_trial(s, number, {"lr": 1}, external_id="T") for _ in range(3))
+        )
         assert {t.id for t in trials} == {trials[0].id} and trials[0].task_id == f"{number}.T"
         trial = trials[0].id
         assert await _unmanaged.start_trial(s, trial, resume=False) == StartView(trial_run_id=1, steps_completed=0)
@@ -71,7 +73,7 @@ async def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
 
 async def test_who_gives_no_sign_of_life_is_taken_for_dead(tmp_path: Path) -> None:
     async with bench(tmp_path, train, unmanaged_timeout=5, sweep_interval=0.05) as b:
-        number = (await _create.create_experiment(b.service, CONFIG, unmanaged=True))["experiment"].id
+        number = (await _create.create_experiment(b.service, CONFIG, unmanaged=True)).id
         quiet, alive = [(await _unmanaged.create_trial(b.service, number, {})).id for _ in range(2)]
         while (await _queries.trial(b.service, quiet)).state != "ERROR":
             await _unmanaged.patch_trial(b.service, alive)
@@ -84,7 +86,7 @@ async def test_jump_of_the_clock_buries_no_trial_that_lives(tmp_path: Path, monk
     ahead = 0.0
     monkeypatch.setattr("det_core._clock.now", lambda: time.time() + ahead)
     async with bench(tmp_path, train, unmanaged_timeout=300, sweep_interval=0.01) as b:
-        number = (await _create.create_experiment(b.service, CONFIG, unmanaged=True))["experiment"].id
+        number = (await _create.create_experiment(b.service, CONFIG, unmanaged=True)).id
         trial = (await _unmanaged.create_trial(b.service, number, {})).id
         ahead = 600.0  # the machine slept
         await asyncio.sleep(0.1)  # some sweeps
