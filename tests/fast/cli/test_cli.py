@@ -135,20 +135,29 @@ def complete(*lines: str) -> list[set[str]]:
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_scripts_parse(shell: str, tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(commands.det_core("completion", shell).stdout)
+    assert shutil.which(shell) is None or subprocess.run([shell, "-n", script]).returncode == 0
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_commands_and_run_ids(home: Path) -> None:
+def test_bash_completes_commands_and_ids(home: Path, tmp_path: Path) -> None:
     run_id = one_run(home).run_id
     chain_id = Chain.create(home, "fit", ["fit.py"]).run_id
+    saved, store = run_with_checkpoints(home, tmp_path, [10, 20])
     lines = {
         "det-core ": set(COMMANDS),
         "det-core ru": {"run", "runs"},
         "det-core runs ": {"list", "show", "export", "rm"},
         "det-core runs s": {"show"},
         "det-core runs rm --": {"--folder-only", "--help", "--home", "--yes"},
-        "det-core runs show ": {run_id, chain_id, "latest"},
+        "det-core runs show ": {run_id, chain_id, saved, "latest"},
         f"det-core runs rm {run_id}": {run_id},
         f"det-core runs show --home {home / 'other'} ": {one_run(home / "other").run_id, "latest"},
         "det-core slurm logs -f ": {chain_id, "latest"},
-        f"det-core slurm cancel {chain_id[:4]}": {chain_id},
+        f"det-core slurm cancel {chain_id}": {chain_id},
+        f"det-core checkpoint rm --storage={store.root} c2": {f"c20-{saved[-6:]}"},
     }
     assert complete(*lines) == list(lines.values())

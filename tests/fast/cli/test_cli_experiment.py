@@ -118,6 +118,20 @@ def test_steering(master: Running, command: Command, config: Path) -> None:
     assert command("e", "kill", number) == f"experiment {number} (tried): CANCELED\n"
 
 
+def test_ids_complete_from_a_master(
+    master: Running, command: Command, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = command.json("e", "create", config)["id"]
+    trial = master.launched(number)[0].trial_id
+    with monkeypatch.context() as patch:
+        patch.setenv("_DET_CORE_COMPLETE", "bash_complete")
+        patch.setenv("COMP_CWORD", "3")
+        for group, complete in (("experiment", number), ("trial", trial)):
+            patch.setenv("COMP_WORDS", f"det-core {group} logs ")
+            assert f"plain,{complete}" in command().split()
+    command("e", "kill", number)
+
+
 def test_several_are_steered_and_waited_for_together(master: Running, command: Command, config: Path) -> None:
     first, second = (command.json("e", "create", config, "--paused")["id"] for _ in "12")
     assert len(command("e", "cancel", first, 9999, second, status=1).splitlines()) == 2
