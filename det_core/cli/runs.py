@@ -183,13 +183,31 @@ def _facts(run: Run) -> Iterator[tuple[str, object]]:
         yield "status", run.status  # of a run that has ended it is the last word before the end
     if run.progress is not None:
         yield "progress", f"{run.progress:.0%}"
-    for name, values in (("hparams", run.hparams), ("config", run.config), ("metadata", run.metadata)):
-        for key, value in spread(values).items():
-            yield f"{name}.{key}", number(value)
+    yield from _settings(run, "hparams")
+    yield from _settings(run, "config")
+    for key, value in spread(run.metadata).items():
+        yield f"metadata.{key}", number(value)
     if torn := run.record.torn_lines:
         yield "torn lines", f"{torn} (left by a crash or a full disk; skipped)"
     if run.state not in ("running", "completed"):
         yield "to resume", _resume_command(run)
+
+
+def _settings(run: Run, name: str) -> Iterator[tuple[str, object]]:
+    """Yield settings; of each restart apart where they differ."""
+    from det_core._json import equal_json
+    from det_core.client._table import spread
+
+    # The record has rows of every restart, whatever its settings were.
+    of_restarts = [(f" (restart {restart})", settings) for restart, settings in run.record.settings(name).items()]
+    last = run.record.last_settings(name)
+    if all(equal_json(settings, last) for _, settings in of_restarts):
+        of_restarts = [("", last)]
+    for which, settings in of_restarts:
+        for key, value in spread(settings).items():
+            yield f"{name}.{key}{which}", number(value)
+        if which and not settings:
+            yield f"{name}{which}", "none"
 
 
 def _metric_rows(last: dict[str, tuple[int, Row]]) -> Iterator[tuple[object, ...]]:
